@@ -1,0 +1,67 @@
+"""Trained models on disk: weights with all that is needed to build the model again. Read without executing code."""
+
+import io
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tiling.atomic import write_bytes
+from wsi_mil.errors import RunError
+from wsi_mil.methods import MethodSpec, build
+from wsi_mil.models._base import MILModel
+from wsi_mil.tasks import Task
+
+_SCHEMA = 1
+
+State = dict[str, Any]
+
+
+def save_state(path: Path, state: State) -> None:
+    """Store tensors and plain values atomically; the same state gives the same bytes."""
+    buffer = io.BytesIO()  # a file would carry its temporary name inside
+    torch.save(state, buffer)
+    write_bytes(path, buffer.getvalue())
+
+
+def load_state(path: Path) -> State:
+    """Read what `save_state` wrote. Raises RunError when it is damaged or would execute code."""
+    try:
+        return dict(torch.load(path, map_location="cpu", weights_only=True))
+    except Exception as error:  # what torch raises on a damaged file depends on the damage
+        raise RunError(
+            f"{path} cannot be read ({error}). Remove its folder and give the same command again."
+        ) from error
+
+
+def save_model(path: Path, model: MILModel, *, method: MethodSpec, task: Task) -> None:
+    """Store a trained model. Equal models give equal bytes: the header is one text, since pickles of equal strings
+    differ with their identity in memory.
+    """
+    header = {
+        "kind": "mil_model",
+        "schema_version": _SCHEMA,
+        "method": {**method.as_config(), "train": {}},
+        "task": asdict(task),
+        "in_dim": model.in_dim,
+    }
+    weights = {sys.intern(name): tensor.cpu() for name, tensor in model.state_dict().items()}
+    save_state(path, {"header": json.dumps(header, sort_keys=True), "weights": weights})
+
+
+def load_model(path: Path, device: torch.device) -> tuple[MILModel, Task]:
+    """A trained model in eval mode, and its task. Raises RunError when the file is damaged or of another kind."""
+    state = load_state(path)
+    header = json.loads(state.get("header", "{}"))
+    if header.get("kind") != "mil_model" or header.get("schema_version") != _SCHEMA:
+        raise RunError(f"{path} holds no trained model of this version of wsi-mil. Train it again.")
+    task = Task(**{**header["task"], "classes": tuple(header["task"]["classes"])})
+    model, _ = build(MethodSpec(**header["method"]), in_dim=header["in_dim"], task=task, seed=0)
+    try:
+        model.load_state_dict(state["weights"])
+    except RuntimeError as error:
+        raise RunError(f"{path}: its weights do not fit method {header['method']['name']} ({error}).") from error
+    return model.to(device).eval(), task

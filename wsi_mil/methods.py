@@ -1,0 +1,219 @@
+"""MethodSpec: which MIL method, with which settings, objective and regularisers; build() makes it real."""
+
+import difflib
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+
+from wsi_mil.bags import Bag, pack
+from wsi_mil.datasets import check_batches
+from wsi_mil.errors import ConfigError, UserError
+from wsi_mil.lookup import find_model, find_regulariser
+from wsi_mil.models._base import MILModel, Objective, Progress
+from wsi_mil.tasks import Task
+
+_Spec = TypeVar("_Spec")
+
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+_GIVEN_BY_US = {"in_dim", "n_outputs", "criterion", "inner", "self"}
+_REHEARSED_TILES = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSpec:
+    """One method of a study."""
+
+    name: str
+    """A listed method, or the path of a file that holds one."""
+    label: str | None = None
+    """How the method is called in files and figures; made of name and regularisers when not given."""
+    params: dict[str, Any] = field(default_factory=dict)
+    """Settings of the model."""
+    objective: dict[str, Any] = field(default_factory=dict)
+    """Settings of the model's own objective."""
+    regularisers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Name of a regulariser -> its settings."""
+    train: dict[str, Any] = field(default_factory=dict)
+    """Training settings (epochs, lr ...) that hold for this method alone."""
+
+    @property
+    def shown(self) -> str:
+        """The label, resolved."""
+        stem = Path(self.name).stem if self.name.endswith(".py") else self.name
+        return self.label or "+".join([stem, *self.regularisers])
+
+    def as_config(self) -> dict[str, Any]:
+        """What stands in config.yaml."""
+        return {"label": self.shown} | {k: v for k, v in asdict(self).items() if k != "label"}
+
+
+def parse_method(text: str) -> MethodSpec:
+    """The method that a word such as `abmil`, `abmil+aem` or `path/my_method.py+aem` stands for."""
+    path, dot_py, rest = text.rpartition(".py")
+    name, *regularisers = rest.split("+") if dot_py else text.split("+")
+    name = path + dot_py + name if dot_py else name
+    if not name or not all(regularisers) or any(c in text for c in "{}[]:,"):
+        raise ConfigError(
+            f"methods: {text!r} is no method. Write a name with regularisers behind it (abmil+aem), "
+            f"or a mapping with the keys {', '.join(MethodSpec.__dataclass_fields__)}."
+        )
+    return MethodSpec(name=name, regularisers={word: {} for word in regularisers})
+
+
+def resolve_methods(methods: Sequence[str | MethodSpec] | str) -> tuple[MethodSpec, ...]:
+    """All methods as specs, names and settings checked, labels unique. Raises ConfigError."""
+    given = [methods] if isinstance(methods, str) else methods
+    specs = [parse_method(m) if isinstance(m, str) else m for m in given]
+    if not specs:
+        raise ConfigError("methods: none is given. Name at least one, for example [mean_pool, abmil].")
+    labels = Counter(spec.shown.lower() for spec in specs)
+    twice = sorted(label for label, count in labels.items() if count > 1)
+    if twice:
+        raise ConfigError(f"methods: {', '.join(twice)} stands there twice. Give each its own label.")
+    return tuple(_checked(spec) for spec in specs)
+
+
+def build(
+    spec: MethodSpec, *, in_dim: int, task: Task, seed: int, class_weights: Tensor | None = None
+) -> tuple[MILModel, Objective]:
+    """A fresh model and its objective. The same seed gives the same weights, whatever ran before; global randomness
+    is left as it was.
+    """
+    model_class = find_model(spec.name)
+    n_outputs = task.n_outputs(model_class)
+    criterion = task.criterion(n_outputs, class_weights)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model = model_class(in_dim=in_dim, n_outputs=n_outputs, **spec.params)
+        objective = model.objective(criterion, **spec.objective)
+        for name, params in spec.regularisers.items():
+            plug_in = find_regulariser(name)(objective, **params)
+            model, objective = plug_in.change(model), plug_in
+    return model, objective
+
+
+def rehearse(spec: MethodSpec, *, in_dim: int, task: Task, bags_per_step: int) -> None:
+    """Take one loss on small made-up bags, so that a method that cannot work fails before the long run.
+
+    Raises ConfigError with the method's own words.
+    """
+    try:
+        model, objective = build(spec, in_dim=in_dim, task=task, seed=0)
+        if objective.init_from is not None:
+            raise ConfigError(f"it starts from a trained {objective.init_from}, which cross-validation does not offer")
+        check_batches(bags_per_step=bags_per_step, n_classes=len(task.classes), objective=objective)
+        generator = torch.Generator().manual_seed(0)
+        tiles = max(_REHEARSED_TILES, model.min_tiles)
+        bags = [_made_up(f"bag{i}", tiles, in_dim, generator) for i in range(len(task.classes))]
+        target = torch.arange(len(bags))
+        progress = Progress(step=0, total_steps=1, generator=generator)
+        terms = objective.train().loss(model.train(), pack(bags), target, progress)
+        torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+    except UserError as error:
+        raise ConfigError(f"method {spec.shown}: {error}") from error
+    except Exception as error:
+        raise ConfigError(
+            f"method {spec.shown} fails on its first step ({type(error).__name__}: {error}). "
+            f"`wsi-mil check` on the method's file says which law it breaks; check its params and regularisers."
+        ) from error
+
+
+def override(spec: _Spec, values: Mapping[str, Any], *, where: str) -> _Spec:
+    """A frozen spec with some fields changed; names and types are checked. Raises ConfigError."""
+    return replace(spec, **_typed(type(spec), values, where=where))  # type: ignore[type-var]
+
+
+def _checked(spec: MethodSpec) -> MethodSpec:
+    if not _LABEL.fullmatch(spec.shown):
+        raise ConfigError(
+            f"methods: the label {spec.shown!r} cannot be a folder's name. Allowed are letters, digits and . _ + -"
+        )
+    where = f"method {spec.shown}"
+    model_class = find_model(spec.name)
+    return replace(
+        spec,
+        params=_typed(model_class, spec.params, where=f"{where}, params"),
+        objective=_typed(model_class.objective, spec.objective, where=f"{where}, objective"),
+        regularisers={
+            name: _typed(find_regulariser(name), params or {}, where=f"{where}, regulariser {name}")
+            for name, params in spec.regularisers.items()
+        },
+    )
+
+
+def _typed(function: Callable[..., Any], values: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """`values` as the types that the signature of `function` declares."""
+    allowed = [name for name in inspect.signature(function).parameters if name not in _GIVEN_BY_US]
+    _refuse_unknown(values, allowed, where=where)
+    hints = get_type_hints(function.__init__ if inspect.isclass(function) else function)
+    typed = {}
+    for name, value in values.items():
+        wanted = hints.get(name, Any)
+        try:
+            typed[name] = _converted(value, wanted)
+        except (TypeError, ValueError):
+            asked = getattr(wanted, "__name__", None) if inspect.isclass(wanted) else str(wanted)
+            raise ConfigError(
+                f"{where}: {name} is {value!r}; it must be {str(asked).replace('typing.', '')}."
+            ) from None
+    return typed
+
+
+def _converted(value: Any, wanted: Any) -> Any:
+    """A value of a YAML file as the type that a signature declares; types that we do not know pass as they are.
+
+    Raises ValueError or TypeError when it does not fit.
+    """
+    origin, parts = get_origin(wanted), get_args(wanted)
+    if origin in (Union, UnionType):
+        fitting = [part for part in parts if _fits(value, part)]
+        return _converted(value, fitting[0]) if fitting else _refuse(value)
+    if origin is Literal:
+        return value if value in parts else _refuse(value)
+    if origin in (tuple, list) and not isinstance(value, str):
+        return origin(_converted(item, parts[0]) for item in value)
+    if wanted is float and not isinstance(value, bool):
+        return float(value)  # a string too: YAML takes 1e-4 for one
+    if wanted in (bool, int, str, NoneType):
+        return value if type(value) is wanted or (value is None and wanted is NoneType) else _refuse(value)
+    return value
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    try:
+        _converted(value, wanted)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _refuse(value: Any) -> Any:
+    raise ValueError(value)
+
+
+def _refuse_unknown(names: Iterable[str], allowed: Sequence[str], *, where: str) -> None:
+    for name in names:
+        if name not in allowed:
+            near = difflib.get_close_matches(name, allowed, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"{where}: there is no setting {name!r}. There are {', '.join(allowed) or 'none'}.{hint}")
+
+
+def _made_up(name: str, tiles: int, in_dim: int, generator: torch.Generator) -> Bag:
+    grid_xy = torch.stack([torch.arange(tiles) % 4, torch.arange(tiles) // 4], dim=1)
+    return Bag(
+        features=torch.randn(tiles, in_dim, generator=generator),
+        coords_l0=grid_xy * 448,
+        grid_xy=grid_xy,
+        slide_index=torch.zeros(tiles, dtype=torch.int64),
+        slide_ids=(name,),
+        id=name,
+    )

@@ -1,0 +1,29 @@
+"""Where randomness comes from in training: seeds made of numbers, and nothing that happened before."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def derive_seed(*numbers: int) -> int:
+    """One 63-bit seed from several numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+@contextmanager
+def own_randomness(device: torch.device) -> Iterator[None]:
+    """Leave global randomness as it was; on the CPU, sums in one order only."""
+    were = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    devices = [torch.cuda.current_device()] if device.type == "cuda" else []
+    try:
+        if device.type == "cpu":
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(were[0], warn_only=were[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]

@@ -1,0 +1,245 @@
+"""A study: the labelled bags of a cohort, and what a run folder says about them."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from wsi_mil import __version__
+from wsi_mil.cohort import Cohort, CohortSpec, SlideRecord, read_cohort, sites_of_patients
+from wsi_mil.datasets import Balance, Item
+from wsi_mil.errors import CohortError, StoreError
+from wsi_mil.methods import MethodSpec
+from wsi_mil.splits import Fold, folds_to_frame
+from wsi_mil.store import BagHeader, BagStore, check_one_contract
+from wsi_mil.tasks import Task, TaskSpec, resolve_task
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """The bags that take part, with their labels."""
+
+    cohort: Cohort
+    task: Task
+    balance: Balance
+    store: BagStore
+    headers: Mapping[str, BagHeader]
+    """Slide id -> header, of the slides that take part."""
+    items: tuple[Item, ...]
+    """Sorted by id."""
+    status: Mapping[str, str]
+    """Slide or row -> "used", or why it does not take part."""
+
+    @property
+    def classes_of(self) -> dict[str, set[str]]:
+        """Patient -> the labels of its items."""
+        classes: dict[str, set[str]] = {}
+        for item in self.items:
+            classes.setdefault(item.patient, set()).add(self.task.classes[item.label])
+        return classes
+
+    @property
+    def in_dim(self) -> int:
+        """Width of the features."""
+        return next(iter(self.headers.values())).dim
+
+    @property
+    def total_bytes(self) -> int:
+        """Memory that all bags take as float32."""
+        return sum(header.n * header.dim * 4 for header in self.headers.values())
+
+    def sites(self) -> dict[str, str]:
+        """Patient -> site. Raises CohortError for a patient without one."""
+        return sites_of_patients(record for record in self.cohort.records if record.slide_id in self.headers)
+
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about the cohort: counts of every reason, and the warnings of the table."""
+        reasons = Counter("no bag" if text.startswith("no bag") else text for text in self.status.values())
+        counted = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+        names = self.task.classes
+        labels = Counter(names[item.label] for item in self.items)
+        classes = ", ".join(f"{labels[name]} {name}" for name in names)
+        return (
+            f"{len(self.status)} slides: {counted}. {len(self.items)} {self.task.level}s: {classes}.",
+            *self.cohort.warnings,
+        )
+
+    def of_patients(self, patients: Iterable[str]) -> tuple[Item, ...]:
+        """The items of some patients."""
+        chosen = set(patients)
+        return tuple(item for item in self.items if item.patient in chosen)
+
+
+def open_study(
+    table: Path, *, bags: Path, task: TaskSpec, cohort: CohortSpec, slides: Path | None, allow_missing: bool
+) -> Study:
+    """Read the cohort and match it with its bags.
+
+    Raises CohortError or StoreError when the table, the labels or the bags cannot make a study, or bags are missing.
+    """
+    store = BagStore(bags)
+    ids = store.ids()
+    if not ids:
+        raise StoreError(f"{bags} holds no bag. Give the folder that `wsi-mil encode` made (bags_...).")
+    read = read_cohort(table, cohort, slides=slides, known_ids=None if slides else ids)
+    resolve_task(task, read.records)  # a wrong column is a better message than missing bags
+    headers, status = _match(read, store, task.target)
+    _refuse_missing(status, table, allow_missing=allow_missing)
+    used = [record for record in read.records if record.slide_id in headers]
+    if not used:
+        raise CohortError(f"{table.name}: no slide has both a bag and a label in column {task.target!r}.")
+    check_one_contract(headers.values())
+    resolved = resolve_task(task, used)
+    return Study(
+        cohort=read,
+        task=resolved,
+        balance=task.balance,
+        store=store,
+        headers=headers,
+        items=_items(used, resolved),
+        status=status,
+    )
+
+
+def _match(cohort: Cohort, store: BagStore, target: str) -> tuple[dict[str, BagHeader], dict[str, str]]:
+    headers, status = (
+        {},
+        {e.item: e.reason if e.outcome != "missing" else f"no bag: {e.reason}" for e in cohort.excluded},
+    )
+    for record in cohort.records:
+        if record.values.get(target) is None:
+            status[record.slide_id] = f"no label in column {target}"
+            continue
+        try:
+            headers[record.slide_id] = store.header(record.slide_id)
+            status[record.slide_id] = "used"
+        except StoreError as error:
+            status[record.slide_id] = f"no bag: {error}"
+    return headers, status
+
+
+def _refuse_missing(status: Mapping[str, str], table: Path, *, allow_missing: bool) -> None:
+    missing = [name for name, reason in status.items() if reason.startswith("no bag")]
+    if missing and not allow_missing:
+        shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
+        reason = status[missing[0]].removeprefix("no bag: ")
+        raise CohortError(
+            f"{table.name}: {len(missing)} of {len(status)} rows have no usable bag: {shown} ({reason}). Encode them, "
+            f"exclude them in fixes.csv, or go on without them by --allow_missing true; the report counts them."
+        )
+
+
+def _items(records: Sequence[SlideRecord], task: Task) -> tuple[Item, ...]:
+    groups: dict[tuple[str, str], list[SlideRecord]] = {}
+    for record in records:
+        name = record.patient if task.level == "patient" else record.slide_id
+        groups.setdefault((name, record.patient), []).append(record)
+    items = [
+        Item(
+            id=name,
+            patient=patient,
+            slide_ids=tuple(sorted(record.slide_id for record in group)),
+            label=task.encode(str(group[0].values[task.target])),
+        )
+        for (name, patient), group in groups.items()
+    ]
+    return tuple(sorted(items, key=lambda item: item.id))
+
+
+def cohort_frame(study: Study, slides: Path | None) -> pd.DataFrame:
+    """What stands in the run's cohort.csv: every row of the table, used or not."""
+    rows = []
+    records = {record.slide_id: record for record in study.cohort.records}
+    for name in dict.fromkeys([*records, *study.status]):
+        record, header = records.get(name), study.headers.get(name)
+        label = record.values.get(study.task.target) if record else None
+        mpp = header.mpp if header else ("", "")
+        row: dict[str, object] = {
+            "slide": name,
+            "patient": record.patient if record else "",
+            "site": record.site if record else "",
+        }
+        row |= {"target": label, "path": _relative(record, slides)}
+        row |= {"annotation": str(record.annotation.resolve()) if record and record.annotation else ""}
+        row |= {"mpp_x": mpp[0], "mpp_y": mpp[1], "status": study.status[name], "tiles": header.n if header else ""}
+        rows.append(row)
+    return pd.DataFrame(rows, dtype=object).fillna("")
+
+
+def _relative(record: SlideRecord | None, slides: Path | None) -> str:
+    if record is None or record.path is None or slides is None:
+        return ""
+    path, root = record.path.absolute(), slides.absolute()
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+
+
+def study_config(study: Study, folds: Sequence[Fold], methods: Sequence[MethodSpec], **specs: Any) -> dict[str, Any]:
+    """The resolved configuration of a run. specs: kind, table, slides, bags, fold_spec, train, cohort."""
+    task, header = study.task, next(iter(study.headers.values()))
+    labels = [[i.id, i.patient, list(i.slide_ids), task.classes[i.label]] for i in study.items]
+    bags = [[h.slide_id, h.slide_fingerprint, h.params_digest, h.weights_sha256, h.n] for h in study.headers.values()]
+    folds_text = folds_to_frame(folds).to_csv(index=False)
+    config = {
+        "kind": specs["kind"],
+        "version": __version__,
+        "table": str(specs["table"]),
+        "slides": str(specs["slides"]) if specs["slides"] else None,
+        "bags": str(specs["bags"]),
+        "task": {**asdict(task), "kind": task.kind, "positive": task.positive, "balance": study.balance},
+        "folds": {**asdict(specs["fold_spec"]), "sha256": _digest(folds_text)},
+        "train": asdict(specs["train"]),
+        "methods": [_method_config(method) for method in methods],
+        "cohort": {
+            **asdict(specs["cohort"]),
+            "counts": {**study.cohort.counts, "used": len(study.headers), "items": len(study.items)},
+            "warnings": study.cohort.warnings,
+            "labels_sha256": _digest(labels),
+            "bags_sha256": _digest(sorted(bags)),
+        },
+        "encoder": encoder_config(header),
+    }
+    return dict(_plain(config))
+
+
+def _method_config(method: MethodSpec) -> dict[str, Any]:
+    """Its settings; of a user's own method the digest of the file too, so that a changed one is another run."""
+    files = [name for name in (method.name, *method.regularisers) if name.endswith(".py")]
+    digests = {Path(name).name: hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files}
+    return method.as_config() | ({"files_sha256": digests} if digests else {})
+
+
+def encoder_config(header: BagHeader) -> dict[str, Any]:
+    """What a run keeps about its bags; `contract` is what bags from outside must share."""
+    fields = (
+        "weights_sha256",
+        "transform",
+        "precision",
+        "licence",
+        "pathology",
+        "contract_breach",
+        "tile_px",
+        "tile_um",
+    )
+    kept = {name: getattr(header, name) for name in fields}
+    mpp = header.tile_um / header.tile_px
+    return dict(_plain({"name": header.encoder, "mpp": mpp, "dim": header.dim, **kept, "contract": header.contract}))
+
+
+def _plain(value: Any) -> Any:
+    """The same in types that YAML knows."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, ensure_ascii=False).encode()).hexdigest()[:16]
