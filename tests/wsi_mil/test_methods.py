@@ -1,0 +1,119 @@
+from typing import Literal
+
+import pytest
+import torch
+
+from wsi_mil.errors import ConfigError
+from wsi_mil.methods import MethodSpec, _typed, build, override, parse_method, rehearse, resolve_methods
+from wsi_mil.tasks import Task
+from wsi_mil.train_spec import TrainSpec
+
+TASK = Task(target="label", level="slide", classes=("no", "yes"))
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "regularisers", "shown"),
+    [
+        ("abmil", "abmil", [], "abmil"),
+        ("abmil+aem", "abmil", ["aem"], "abmil+aem"),
+        ("dir/a+b/my_method.py+aem", "dir/a+b/my_method.py", ["aem"], "my_method+aem"),
+    ],
+)
+def test_a_word_names_method_and_regularisers(text, name, regularisers, shown):
+    spec = parse_method(text)
+    assert (spec.name, list(spec.regularisers), spec.shown) == (name, regularisers, shown)
+
+
+@pytest.mark.parametrize("text", ["", "abmil+", "{name: abmil}"])
+def test_what_is_no_method_is_refused_with_the_form_to_write(text):
+    with pytest.raises(ConfigError, match=r"abmil\+aem"):
+        parse_method(text)
+
+
+def test_the_same_label_twice_is_refused_whatever_its_case():
+    with pytest.raises(ConfigError, match="twice"):
+        resolve_methods(["abmil", MethodSpec(name="mean_pool", label="ABMIL")])
+
+
+def test_a_label_that_would_leave_the_run_folder_is_refused():
+    with pytest.raises(ConfigError, match="folder's name"):
+        resolve_methods([MethodSpec(name="abmil", label="../abmil")])
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_spelling():
+    with pytest.raises(ConfigError, match="Did you mean 'gated'"):
+        resolve_methods([MethodSpec(name="abmil", params={"gatde": True})])
+
+
+def test_a_setting_of_the_wrong_type_is_refused_with_its_place():
+    with pytest.raises(ConfigError, match="method abmil, params"):
+        resolve_methods([MethodSpec(name="abmil", params={"gated": "perhaps"})])
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "result"),
+    [
+        ("1e-4", float, 1e-4),
+        (3, float, 3.0),
+        (3, int, 3),
+        (None, int | None, None),
+        (5, int | None, 5),
+        ([1, 2], tuple[int, ...], (1, 2)),
+        ("cosine", Literal["constant", "cosine"], "cosine"),
+    ],
+)
+def test_a_setting_from_a_file_gets_its_declared_type(value, wanted, result):
+    def method(setting: wanted):
+        return setting
+
+    assert _typed(method, {"setting": value}, where="x") == {"setting": result}
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"), [(True, int), (1, bool), ("many", float), ("x", int | None), (1.5, int), ("1", int)]
+)
+def test_a_setting_that_does_not_fit_its_type_is_refused(value, wanted):
+    def method(setting: wanted):
+        return setting
+
+    with pytest.raises(ConfigError, match="x: setting is"):
+        _typed(method, {"setting": value}, where="x")
+
+
+def test_the_feature_width_cannot_be_typed_by_hand():
+    with pytest.raises(ConfigError, match="in_dim"):
+        resolve_methods([MethodSpec(name="abmil", params={"in_dim": 3})])
+
+
+def test_settings_reach_the_model_and_the_regulariser():
+    (spec,) = resolve_methods(
+        [MethodSpec(name="abmil", params={"gated": False}, regularisers={"aem": {"weight": 0.25}})]
+    )
+    model, objective = build(spec, in_dim=8, task=TASK, seed=0)
+    assert model.gated is False
+    assert objective.weight == 0.25
+
+
+def test_weights_depend_on_the_seed_alone_and_global_randomness_is_untouched():
+    spec = parse_method("abmil")
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first = build(spec, in_dim=8, task=TASK, seed=1)[0].state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(3)
+    second, other = (build(spec, in_dim=8, task=TASK, seed=s)[0].state_dict() for s in (1, 2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["head.weight"], other["head.weight"])
+
+
+def test_a_regulariser_that_makes_no_sense_on_a_method_fails_before_training():
+    with pytest.raises(ConfigError, match=r"mean_pool\+aem"):
+        rehearse(parse_method("mean_pool+aem"), in_dim=8, task=TASK, bags_per_step=4)
+
+
+def test_training_settings_of_one_method_are_checked():
+    assert override(TrainSpec(), {"epochs": 3, "lr": 1}, where="x") == TrainSpec(epochs=3, lr=1.0)
+    with pytest.raises(ConfigError, match="Did you mean 'epochs'"):
+        override(TrainSpec(), {"epoch": 3}, where="x")
+    with pytest.raises(ConfigError, match="epochs"):
+        override(TrainSpec(), {"epochs": "many"}, where="x")
