@@ -1,0 +1,81 @@
+"""Localisation from stored held-out scores, and pictures that name their class."""
+
+import dataclasses
+
+import numpy as np
+
+from wsi_mil.heatmap import ScoreColumn
+from wsi_mil.report.evaluate import evaluate
+from wsi_mil.report.pictures import worst_cases
+from wsi_mil.report.pointing import held_out_keys, point
+from wsi_mil.report.study import read_study
+from wsi_mil.runs import FoldKey
+
+
+def test_the_planted_lesion_is_found_and_chance_stands_beside_it(make_run):
+    found, failures = point(read_study(make_run(patients=20).path))
+    assert failures == []
+    own = {one.method: one.together for one in found if one.own}
+    assert own["abmil+aem"].mean_auc > 0.9 > own["mean_pool"].mean_auc > 0.55
+    assert own["abmil+aem"].n_slides == 10
+    assert own["abmil+aem"].prevalence == 12 / 144
+    assert [one.kind for one in found if one.method == "acmil"] == ["attention", "probability"]
+    assert all(one.interval.low < one.together.mean_auc < one.interval.high for one in found)
+
+
+def test_only_models_that_did_not_see_the_patient_speak(make_run):
+    run = make_run(patients=20)
+    study = read_study(run.path)
+    seen = FoldKey(0, 1, 0)  # P001 is tested in fold 0, so the model of fold 1 was trained on it
+    run.write_scores("acmil", seen, run.scores("acmil", FoldKey(0, 0, 0), "P001_S0"))
+    assert run.score_keys("acmil", "P001_S0") == [FoldKey(0, 0, 0), seen]
+    assert held_out_keys(study, "acmil", "P001_S0", "P001") == [FoldKey(0, 0, 0)]
+
+
+def test_a_missing_annotation_and_a_damaged_score_file_cost_one_slide_each(make_run, tmp_path):
+    run = make_run(patients=20)
+    (tmp_path / "slides" / "P001_S0.geojson").unlink()
+    run.scores_path("acmil", FoldKey(0, 1, 0), "P003_S0").write_bytes(b"damaged")
+    found, failures = point(read_study(run.path))
+    assert {failure.item for failure in failures} == {"P001_S0", "P003_S0"}
+    slides = {one.method: one.together.n_slides for one in found if one.own}
+    assert slides == {"mean_pool": 9, "abmil+aem": 9, "acmil": 8}
+
+
+def test_attention_is_compared_between_slides_as_lift(make_run):
+    run = make_run(patients=10, signal=(("acmil", 2.0),))
+    scores = run.scores("acmil", FoldKey(0, 0, 0), "P001_S0")
+    before = point(read_study(run.path))[0][0].together.pooled_auc
+    run.write_scores("acmil", FoldKey(0, 0, 0), dataclasses.replace(scores, values=scores.values * np.float32(1e-3)))
+    after = point(read_study(run.path))[0][0].together.pooled_auc
+    assert abs(after - before) < 1e-3
+
+
+def test_a_heat_map_of_classes_shows_the_predicted_one_and_says_so(make_run):
+    run = make_run(patients=12, signal=(("clam_mb", 1.0),), n_folds=3)
+    study = read_study(run.path)
+    columns = (
+        ScoreColumn(name="attention:normal", kind="attention", label="normal"),
+        ScoreColumn(name="attention:tumour", kind="attention", label="tumour"),
+    )
+    for key in run.keys("clam_mb"):
+        for slide in study.used["slide"]:
+            if key in run.score_keys("clam_mb", slide):
+                scores = run.scores("clam_mb", key, slide)
+                run.write_scores("clam_mb", key, dataclasses.replace(scores, columns=columns))
+    figures = evaluate(study.methods[0])
+    cases, _ = worst_cases(study, figures, slides_root=None)
+    for case in (one for one in cases if one.picture):
+        decided = study.classes[figures.patients.decisions[case.place]]
+        assert f"Class shown: {decided}." in case.picture.caption
+        assert case.picture.heatmap.startswith("data:image/jpeg;base64,")
+        assert "not reachable" in case.picture.remark
+
+
+def test_errors_are_sorted_by_loss(make_run):
+    study = read_study(make_run(patients=20, scores=False).path)
+    figures = evaluate(study.methods[0])
+    cases, _ = worst_cases(study, figures, slides_root=None)
+    losses = [figures.patients.losses[case.place] for case in cases]
+    assert losses == sorted(figures.patients.losses, reverse=True)[: len(cases)]
+    assert sum(case.picture is not None for case in cases) == 4

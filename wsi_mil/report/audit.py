@@ -1,0 +1,173 @@
+"""Who took part, and whether anything of the test patients could have reached training."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from wsi_mil.report.study import USED, Study
+from wsi_mil.runs import FoldKey
+
+NO_LABEL = "(no label)"
+NO_SITE = "(no site)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """Rows of the table -> slides that took part."""
+
+    rows: int
+    used: int
+    patients: int
+    reasons: tuple[tuple[str, int, tuple[str, ...]], ...]
+    """(reason, count, slide ids), most frequent first."""
+    classes: tuple[str, ...]
+    sites: tuple[str, ...]
+    by_site: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
+    """(site, (patients, slides) of each class); the last row is the sum."""
+    mpp: tuple[float, ...]
+    tiles: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldAudit:
+    """One fold: who is where, and what two parts share (all must be 0)."""
+
+    repeat: int
+    fold: int
+    counts: tuple[tuple[str, tuple[int, ...]], ...]
+    """(part, patients of each class)"""
+    train_validation: int
+    train_test: int
+    validation_test: int
+    sites_train_test: int
+    """Sites that stand on both sides: not a leak of patients, but of scanner and stain."""
+
+    @property
+    def clean(self) -> bool:
+        """No patient stands in two parts."""
+        return not (self.train_validation or self.train_test or self.validation_test)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """The leakage audit."""
+
+    folds: tuple[FoldAudit, ...]
+    tested_once: bool
+    """In each repeat every patient is tested exactly once."""
+    foreign_rows: int
+    """Prediction rows of patients that are not in the test part of their model's fold."""
+    missing_rows: int
+    """Test patients without a prediction, over all methods and models."""
+    duplicates: tuple[tuple[str, ...], ...]
+    """Slides with the same fingerprint."""
+    duplicates_across: int
+    """Such groups that hold more than one patient."""
+    fingerprints: int
+    """Slides whose fingerprint is known."""
+
+    @property
+    def clean(self) -> bool:
+        """Nothing of a test patient was seen before the test."""
+        shared = all(fold.clean for fold in self.folds)
+        return shared and self.tested_once and not self.foreign_rows and not self.duplicates_across
+
+
+def cohort_flow(study: Study) -> Flow:
+    """Count the cohort."""
+    cohort, used = study.cohort, study.used
+    excluded = cohort[cohort["status"] != USED]
+    reasons = Counter(excluded["status"])
+    sites = tuple(sorted(set(_filled(used["site"], NO_SITE))))
+    by_site = [(site, used[_filled(used["site"], NO_SITE) == site]) for site in sites]
+    numbers = pd.to_numeric(used["mpp_x"], errors="coerce")
+    tiles = pd.to_numeric(used["tiles"], errors="coerce")
+    return Flow(
+        rows=len(cohort),
+        used=len(used),
+        patients=used["patient"].nunique(),
+        reasons=tuple(
+            (reason, count, tuple(excluded["slide"][excluded["status"] == reason]))
+            for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+        ),
+        classes=study.classes,
+        sites=sites,
+        by_site=(*((site, _class_counts(rows, study)) for site, rows in by_site), ("all", _class_counts(used, study))),
+        mpp=tuple(float(value) for value in numbers[np.isfinite(numbers)]),
+        tiles=tuple(int(value) for value in tiles[np.isfinite(tiles)]),
+    )
+
+
+def audit(study: Study, fingerprints: dict[str, str]) -> Audit:
+    """Compare the parts of each fold, the predictions with the folds, and the slides among each other.
+
+    fingerprints: slide id -> fingerprint, of the slides where it is known.
+    """
+    tested = study.folds[study.folds["part"] == "test"]
+    times = tested.groupby(["repeat", "patient"]).size()
+    everyone = set(study.folds["patient"])
+    complete = all(set(rows["patient"]) == everyone for _, rows in tested.groupby("repeat"))
+    owner = dict(zip(study.used["slide"], study.used["patient"], strict=True))
+    groups: dict[str, list[str]] = {}
+    for slide, fingerprint in sorted(fingerprints.items()):
+        groups.setdefault(fingerprint, []).append(slide)
+    duplicates = tuple(tuple(slides) for slides in groups.values() if len(slides) > 1)
+    foreign, missing = _coverage(study, tested)
+    return Audit(
+        folds=tuple(
+            _audit_fold(study, int(repeat), int(fold), rows)
+            for (repeat, fold), rows in study.folds.groupby(["repeat", "fold"], sort=True)
+        ),
+        tested_once=bool(complete and (times == 1).all()),
+        foreign_rows=foreign,
+        missing_rows=missing,
+        duplicates=duplicates,
+        duplicates_across=sum(len({owner.get(slide, slide) for slide in slides}) > 1 for slides in duplicates),
+        fingerprints=len(fingerprints),
+    )
+
+
+def _filled(column: pd.Series, empty: str) -> pd.Series:
+    return column.where(column != "", empty)
+
+
+def _class_counts(rows: pd.DataFrame, study: Study) -> tuple[tuple[int, int], ...]:
+    parts = [rows[rows["target"] == name] for name in study.classes]
+    return tuple((part["patient"].nunique(), len(part)) for part in parts)
+
+
+def _audit_fold(study: Study, repeat: int, fold: int, rows: pd.DataFrame) -> FoldAudit:
+    parts = {part: set(rows["patient"][rows["part"] == part]) for part in ("train", "validation", "test")}
+    cohort = study.used
+    sites = {part: set(cohort["site"][cohort["patient"].isin(patients)]) - {""} for part, patients in parts.items()}
+    return FoldAudit(
+        repeat=repeat,
+        fold=fold,
+        counts=tuple(
+            (part, tuple(n for n, _ in _class_counts(cohort[cohort["patient"].isin(patients)], study)))
+            for part, patients in parts.items()
+        ),
+        train_validation=len(parts["train"] & parts["validation"]),
+        train_test=len(parts["train"] & parts["test"]),
+        validation_test=len(parts["validation"] & parts["test"]),
+        sites_train_test=len((sites["train"] | sites["validation"]) & sites["test"]),
+    )
+
+
+def _coverage(study: Study, tested: pd.DataFrame) -> tuple[int, int]:
+    """Prediction rows outside the test part of their fold, and test patients without a row."""
+    wanted: dict[tuple[int, int], set[str]] = {}
+    for repeat, fold, patient in tested[["repeat", "fold", "patient"]].itertuples(index=False):
+        wanted.setdefault((int(repeat), int(fold)), set()).add(str(patient))
+    foreign = missing = 0
+    for method in study.methods:
+        seen: dict[FoldKey, set[str]] = {}
+        for key, patient in zip(method.test.keys, method.test.patients, strict=True):
+            foreign += patient not in wanted.get((key.repeat, key.fold), set())
+            seen.setdefault(key, set()).add(patient)
+        seeds = sorted({key.seed for key in seen})
+        for (repeat, fold), patients in wanted.items():
+            missing += sum(len(patients - seen.get(FoldKey(repeat, fold, seed), set())) for seed in seeds)
+    return foreign, missing

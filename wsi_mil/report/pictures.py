@@ -1,0 +1,179 @@
+"""The worst errors, seen: thumbnail and heat map of the model that had not seen the patient."""
+
+import base64
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import shapely
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from tiling.slide import Slide
+from wsi_mil.annotations import read_polygons
+from wsi_mil.errors import UserError
+from wsi_mil.heatmap import TileScores, default_column, meaning, overlay, rasterise
+from wsi_mil.outcomes import Failure
+from wsi_mil.report.method_figures import MethodFigures
+from wsi_mil.report.pointing import held_out_keys
+from wsi_mil.report.study import Study
+from wsi_mil.runs import FoldKey
+
+Rgb = NDArray[np.uint8]
+
+SIDE_PX = 420
+LISTED = 10
+PICTURED = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """What is shown of one slide. Addresses are data: URIs; empty where there is nothing to show."""
+
+    slide: str
+    thumbnail: str
+    heatmap: str
+    caption: str
+    remark: str
+    """Why something is missing; empty when nothing is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A patient with a high loss."""
+
+    place: int
+    """Row in the method's patients."""
+    picture: Picture | None
+
+
+def worst_cases(study: Study, figures: MethodFigures, *, slides_root: Path | None) -> tuple[list[Case], list[Failure]]:
+    """The patients with the highest loss, the first few with a picture; what cannot be shown is a Failure."""
+    order = np.argsort(-figures.patients.losses, kind="stable")[:LISTED]
+    cases, failures = [], []
+    for rank, place in enumerate(order.tolist()):
+        picture = None
+        if rank < PICTURED:
+            picture, failed = _picture(study, figures, place, slides_root=slides_root)
+            failures.extend(failed)
+        cases.append(Case(place=place, picture=picture))
+    return cases, failures
+
+
+def data_uri(kind: str, content: bytes) -> str:
+    """An image that travels inside the page."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _picture(
+    study: Study, figures: MethodFigures, place: int, *, slides_root: Path | None
+) -> tuple[Picture | None, list[Failure]]:
+    patient = figures.patients.ids[place]
+    slide = _telling_slide(study, figures, patient, int(figures.patients.targets[place]))
+    if slide is None:
+        return None, []
+    keys = held_out_keys(study, figures.label, slide, patient)
+    failures: list[Failure] = []
+    remarks: list[str] = []
+    scores: TileScores | None = None
+    thumbnail: Rgb | None = None
+    try:
+        scores = study.run.scores(figures.label, keys[0], slide) if keys else None
+    except UserError as error:
+        failures.append(Failure(item=slide, outcome="no heat map", reason=str(error)))
+    if scores is None:
+        remarks.append("No held-out tile scores are stored for this slide.")
+    try:
+        thumbnail = _thumbnail(study, slide, slides_root)
+    except Exception as error:  # any reader, any damaged file: a picture must not cost the report
+        failures.append(Failure(item=slide, outcome="no thumbnail", reason=str(error)))
+    if thumbnail is None:
+        remarks.append("The slide file is not reachable, so no tissue is shown.")
+    predicted = study.classes[int(figures.patients.decisions[place])]
+    heat, caption = _heat(scores, thumbnail, predicted, keys[0]) if scores is not None else (None, "")
+    outline = _outline(study, slide)
+    size_l0 = scores.geometry.level0_size if scores is not None else None
+    return Picture(
+        slide=slide,
+        thumbnail=_jpeg(_outlined(thumbnail, outline, size_l0)),
+        heatmap=_jpeg(_outlined(heat, outline, size_l0)),
+        caption=caption + (" Black line: the annotation." if outline else ""),
+        remark=" ".join(remarks),
+    ), failures
+
+
+def _telling_slide(study: Study, figures: MethodFigures, patient: str, target: int) -> str | None:
+    """At slide level the patient's slide with the highest loss, else its first one."""
+    own = sorted(study.used["slide"][study.used["patient"] == patient])
+    if not own:
+        return None
+    test = next(method.test for method in study.methods if method.label == figures.label)
+    losses = {
+        slide: float(p[target])
+        for slide, name, p in zip(test.slides, test.patients, test.probabilities, strict=True)
+        if name == patient and slide
+    }
+    return min(sorted(losses), key=lambda slide: losses[slide]) if losses else str(own[0])
+
+
+def _thumbnail(study: Study, slide: str, slides_root: Path | None) -> Rgb | None:
+    row = study.used[study.used["slide"] == slide].iloc[0]
+    if slides_root is None or not row["path"]:
+        return None
+    path = slides_root / row["path"]
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist. Give the folder of the slides with --slides.")
+    mpp = (float(row["mpp_x"]), float(row["mpp_y"])) if row["mpp_x"] and row["mpp_y"] else None
+    with Slide(path, slide_id=slide, cohort_mpp=mpp) as opened:
+        width, height = opened.size_l0
+        longest_um = max(width * opened.info.mpp[0], height * opened.info.mpp[1])
+        return opened.thumbnail(mpp=longest_um / SIDE_PX)
+
+
+def _heat(scores: TileScores, thumbnail: Rgb | None, predicted: str, key: FoldKey) -> tuple[Rgb, str]:
+    column = default_column(scores.columns, predicted)
+    ground = thumbnail if thumbnail is not None else _blank(scores)
+    picture = overlay(ground, rasterise(scores, column.name), scores.geometry, column=column)
+    about = f"Class shown: {column.label}." if column.label is not None else "It speaks of no particular class."
+    caption = f"{meaning(column, 'percentile')} {about} Drawn by model {key}, which did not see this patient."
+    return picture, caption
+
+
+def _blank(scores: TileScores) -> Rgb:
+    width, height = scores.geometry.level0_size
+    shrink = SIDE_PX / max(width, height)
+    return np.full((max(1, round(height * shrink)), max(1, round(width * shrink)), 3), 255, dtype=np.uint8)
+
+
+def _outline(study: Study, slide: str) -> tuple[shapely.Polygon, ...]:
+    """The annotation of a slide; none where there is no readable one (that is reported where it is measured)."""
+    path = study.used["annotation"][study.used["slide"] == slide].iloc[0]
+    try:
+        return read_polygons(Path(path)) if path else ()
+    except UserError:
+        return ()
+
+
+def _outlined(
+    picture: Rgb | None, polygons: tuple[shapely.Polygon, ...], size_l0: tuple[int, int] | None
+) -> Rgb | None:
+    if picture is None or not polygons or size_l0 is None:
+        return picture
+    image = Image.fromarray(picture)
+    draw = ImageDraw.Draw(image)
+    shrink = np.array([image.width / size_l0[0], image.height / size_l0[1]])
+    for polygon in polygons:
+        for ring in (polygon.exterior, *polygon.interiors):
+            points = [tuple(point) for point in (np.asarray(ring.coords) * shrink).tolist()]
+            draw.line(points, fill=(255, 255, 255), width=4)
+            draw.line(points, fill=(0, 0, 0), width=2)
+    return np.asarray(image)
+
+
+def _jpeg(picture: Rgb | None) -> str:
+    if picture is None:
+        return ""
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, format="JPEG", quality=85)
+    return data_uri("image/jpeg", buffer.getvalue())

@@ -1,0 +1,193 @@
+"""What a finished cross-validation holds, read once: predictions as arrays, cohort, folds, who chose the epoch."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from wsi_mil.errors import RunError
+from wsi_mil.runs import FoldKey, RunDir, Selection
+from wsi_mil.statistics.ranking import Floats, Ints
+
+USED = "used"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """Predictions, one row a scored patient or slide and model."""
+
+    patients: tuple[str, ...]
+    slides: tuple[str, ...]
+    """Empty text at patient level."""
+    keys: tuple[FoldKey, ...]
+    targets: Ints
+    """(n,) column of the true class."""
+    probabilities: Floats
+    """(n, n_classes) in the configured class order."""
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def take(self, places: Iterable[int]) -> "Rows":
+        """The rows at `places`."""
+        chosen = list(places)
+        return Rows(
+            patients=tuple(self.patients[i] for i in chosen),
+            slides=tuple(self.slides[i] for i in chosen),
+            keys=tuple(self.keys[i] for i in chosen),
+            targets=self.targets[chosen],
+            probabilities=self.probabilities[chosen],
+        )
+
+    def of(self, key: FoldKey) -> "Rows":
+        """The rows of one model."""
+        return self.take(i for i, own in enumerate(self.keys) if own == key)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trained:
+    """What one method left behind: test rows, and of each model the validation rows and who chose the epoch."""
+
+    label: str
+    test: Rows
+    validation: dict[FoldKey, Rows]
+    selections: dict[FoldKey, Selection]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Study:
+    """A run, read."""
+
+    run: RunDir
+    config: dict[str, Any]
+    classes: tuple[str, ...]
+    target: str
+    level: str
+    cohort: pd.DataFrame
+    folds: pd.DataFrame
+    methods: tuple[Trained, ...]
+
+    @property
+    def binary(self) -> bool:
+        """Two classes, of which the last is the positive one."""
+        return len(self.classes) == 2
+
+    @property
+    def positive(self) -> str:
+        """The class that a binary study looks for."""
+        return self.classes[-1]
+
+    @property
+    def slides_root(self) -> Path | None:
+        """Folder of the slides at the time of the run."""
+        root = self.config.get("slides")
+        return Path(root) if root else None
+
+    @property
+    def used(self) -> pd.DataFrame:
+        """The slides that took part."""
+        return self.cohort[self.cohort["status"] == USED]
+
+
+def read_study(path: Path) -> Study:
+    """Read a finished cross-validation. Raises RunError when it is unfinished or of another kind."""
+    run = RunDir(path)
+    config = run.config()
+    if config.get("kind") != "crossval":
+        raise RunError(
+            f"{path} holds a run of kind {config.get('kind')!r}; a report needs held-out predictions with labels. "
+            f"Give the folder that `wsi-mil crossval` wrote."
+        )
+    task = config["task"]
+    classes = tuple(str(name) for name in task["classes"])
+    predictions = run.predictions()
+    methods = tuple(_trained(run, label, predictions, classes) for label in run.methods())
+    if not any(len(method.test) for method in methods):
+        raise RunError(f"{run.predictions_path} has no row. Give the same crossval command again to finish the run.")
+    return Study(
+        run=run,
+        config=config,
+        classes=classes,
+        target=str(task["target"]),
+        level=str(task["level"]),
+        cohort=run.cohort(),
+        folds=run.folds(),
+        methods=tuple(method for method in methods if len(method.test)),
+    )
+
+
+def rows_of(frame: pd.DataFrame, classes: tuple[str, ...], *, source: str) -> Rows:
+    """Rows of a table of predictions. Raises RunError for a class or a column that the run does not know."""
+    columns = [f"prob_{name}" for name in classes]
+    missing = [column for column in columns if column not in frame.columns]
+    unknown = sorted(set(frame["target"]) - set(classes))
+    if missing or unknown:
+        raise RunError(
+            f"{source}: columns missing: {', '.join(missing) or 'none'}; classes unknown to the run: "
+            f"{', '.join(unknown) or 'none'}. The run has {', '.join(classes)}. Restore the file or run crossval anew."
+        )
+    numbers = frame[["repeat", "fold", "seed"]].to_numpy().tolist()
+    probabilities = frame[columns].to_numpy(dtype=np.float64)
+    if not np.isfinite(probabilities).all():
+        raise RunError(f"{source}: a probability is not a number. Restore the file or run crossval anew.")
+    return Rows(
+        patients=tuple(frame["patient"]),
+        slides=tuple(frame["slide"]),
+        keys=tuple(FoldKey(*map(int, row)) for row in numbers),
+        targets=np.array([classes.index(name) for name in frame["target"]], dtype=np.int64),
+        probabilities=probabilities,
+    )
+
+
+def patient_rows(rows: Rows) -> tuple[Rows, tuple[str, ...]]:
+    """One row a patient and model: the mean probability over the patient's slides. Sorted by model and patient.
+
+    Also returns the patients left out because their slides carry different classes: they have no patient label.
+    """
+    labels: dict[str, set[int]] = {}
+    places: dict[tuple[FoldKey, str], list[int]] = {}
+    for i, patient in enumerate(rows.patients):
+        labels.setdefault(patient, set()).add(int(rows.targets[i]))
+        places.setdefault((rows.keys[i], patient), []).append(i)
+    mixed = tuple(sorted(patient for patient, found in labels.items() if len(found) > 1))
+    kept = sorted(item for item in places if item[1] not in mixed)
+    k = rows.probabilities.shape[1]
+    return Rows(
+        patients=tuple(patient for _, patient in kept),
+        slides=tuple("" for _ in kept),
+        keys=tuple(key for key, _ in kept),
+        targets=np.array([rows.targets[places[item][0]] for item in kept], dtype=np.int64),
+        probabilities=np.array([rows.probabilities[places[item]].mean(axis=0) for item in kept]).reshape(-1, k),
+    ), mixed
+
+
+def seed_means(rows: Rows) -> Rows:
+    """One row an item, repeat and fold: the mean probability over seeds. The keys' seed is 0."""
+    places: dict[tuple[FoldKey, str, str], list[int]] = {}
+    for i, key in enumerate(rows.keys):
+        places.setdefault((key._replace(seed=0), rows.patients[i], rows.slides[i]), []).append(i)
+    kept = sorted(places)
+    means = [rows.probabilities[places[item]].mean(axis=0) for item in kept]
+    return Rows(
+        patients=tuple(patient for _, patient, _ in kept),
+        slides=tuple(slide for _, _, slide in kept),
+        keys=tuple(key for key, _, _ in kept),
+        targets=np.array([rows.targets[places[item][0]] for item in kept], dtype=np.int64),
+        probabilities=np.array(means).reshape(-1, rows.probabilities.shape[1]),
+    )
+
+
+def _trained(run: RunDir, label: str, predictions: pd.DataFrame, classes: tuple[str, ...]) -> Trained:
+    own = predictions[predictions["method"] == label]
+    test = rows_of(own, classes, source=str(run.predictions_path))
+    validation, selections = {}, {}
+    for key in sorted(set(test.keys)):
+        path = run.validation_path(label, key)
+        if path.is_file():
+            validation[key] = rows_of(run.validation(label, key), classes, source=str(path))
+        if run.selection_path(label, key).is_file():
+            selections[key] = run.selection(label, key)
+    return Trained(label=label, test=test, validation=validation, selections=selections)

@@ -1,0 +1,219 @@
+"""The report's sentences: what was asked, what came out, what to mind, and what it does not show."""
+
+import numpy as np
+
+from wsi_mil.report.findings import Findings
+from wsi_mil.report.method_figures import MethodFigures
+from wsi_mil.statistics import decisions
+from wsi_mil.statistics.intervals import FEW, Interval
+
+ALPHA = 0.05
+
+
+def number(value: float, digits: int = 2) -> str:
+    """A figure as text; 'not defined' where it is not."""
+    return f"{value:.{digits}f}" if np.isfinite(value) else "not defined"
+
+
+def span(interval: Interval, digits: int = 2) -> str:
+    """An interval as text; a dash where none is claimed."""
+    if not np.isfinite(interval.low):
+        return "–"
+    if interval.low < 0:
+        return f"{signed(interval.low, digits)} to {signed(interval.high, digits)}"
+    return f"{interval.low:.{digits}f}–{interval.high:.{digits}f}"
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """A difference with its sign, the minus as wide as the plus."""
+    return f"{value:+.{digits}f}".replace("-", "−") if np.isfinite(value) else "not defined"
+
+
+def threshold(method: MethodFigures, found: Findings) -> str:
+    """How the decisions of a method came about."""
+    if not found.study.binary:
+        return "Each patient is called the class of the largest mean probability."
+    chosen = sum(fold.threshold.from_validation for fold in method.folds)
+    rest = len(method.folds) - chosen
+    parts = [f"the Youden point of its validation patients in {chosen} of {len(method.folds)} models"] if chosen else []
+    parts += [f"fixed at 0.5 in {rest} of {len(method.folds)}"] if rest else []
+    return (
+        f"A patient is called “{found.study.positive}” from the model's threshold up: {', '.join(parts)}. "
+        f"Test patients never chose it."
+    )
+
+
+def p_value(p: float) -> str:
+    """A p-value as text."""
+    return "not defined" if not np.isfinite(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def question(found: Findings) -> str:
+    """What was asked, of whom."""
+    study, flow = found.study, found.flow
+    totals = dict(zip(study.classes, flow.by_site[-1][1], strict=True))
+    groups = ", ".join(f"{patients} {name}" for name, (patients, _) in totals.items())
+    sites = f" from {len(flow.sites)} sites" if len(flow.sites) > 1 else ""
+    if study.binary:
+        aim = f"Can the tissue alone tell “{study.positive}” from “{study.classes[0]}” (column “{study.target}”)?"
+    else:
+        aim = f"Can the tissue alone tell {len(study.classes)} classes apart (column “{study.target}”)?"
+    whom = f"{flow.patients} patients ({groups}) with {flow.used} slides{sites}"
+    unseen = "Every patient was judged by models that had never seen any of that patient's slides."
+    return f"{aim} Asked of {whom}. {unseen}"
+
+
+def verdict(method: MethodFigures, found: Findings) -> str:
+    """The best method's figure and what an AUC means."""
+    study = found.study
+    if not np.isfinite(method.primary.value):
+        return "No method has a defined AUC: no test fold holds patients of two classes."
+    share = round(100 * method.primary.value)
+    if study.binary:
+        pair = f"of 100 pairs of one “{study.positive}” and one “{study.classes[0]}” patient, about {share} are ranked"
+    else:
+        pair = f"of 100 pairs of a patient of one class and one of the others, about {share} are ranked"
+    tied = [one.label for one in found.methods if one is not method and one.primary.value == method.primary.value]
+    others = "the highest AUC" if len(found.methods) > 1 else "an AUC"
+    return (
+        f"{method.label} reached {others}: {number(method.primary.value)} "
+        f"(95 % interval {span(method.primary.interval)}). That means: {pair} rightly; 50 would be chance."
+        f"{f' The same was reached by {_listed(tied)}.' if tied else ''}"
+    )
+
+
+def called(method: MethodFigures, found: Findings) -> str:
+    """What the decisions of a method look like in patients."""
+    matrix, classes = method.confusion, found.study.classes
+    if len(classes) == 2:
+        (spared, alarmed), (missed, hit) = matrix.tolist()
+        return (
+            f"At its threshold, {method.label} called {hit} of {hit + missed} “{classes[1]}” patients rightly "
+            f"(sensitivity {number(decisions.sensitivity(matrix))}) and {spared} of {spared + alarmed} "
+            f"“{classes[0]}” patients (specificity {number(decisions.specificity(matrix))})."
+        )
+    right, everyone = int(np.trace(matrix)), int(matrix.sum())
+    return f"By its largest probability, {method.label} called {right} of {everyone} patients rightly."
+
+
+def comparison(found: Findings) -> str:
+    """Whether the methods differ by more than chance."""
+    if len(found.methods) < 2:
+        return ""
+    tested = [one for one in found.comparisons if np.isfinite(one.p_corrected)]
+    apart = [one for one in tested if one.p_corrected < ALPHA]
+    caution = "The best of several methods, picked after the test, looks better than it is."
+    if not tested:
+        return f"The methods could not be tested against each other with so few patients. {caution}"
+    if not apart:
+        pairs = f"{len(tested)} pairs" if len(tested) > 1 else "1 pair"
+        return (
+            f"With these patients, no method can be said to be better than another (paired tests, Holm-corrected "
+            f"over {pairs}, no p below {ALPHA}). {caution}"
+        )
+    pairs = "; ".join(
+        f"{high} above {low} (p {p_value(one.p_corrected)})"
+        for one in apart
+        for high, low in [(one.first, one.second) if one.test.difference > 0 else (one.second, one.first)]
+    )
+    return f"Larger than chance allows (paired tests, Holm-corrected): {pairs}. {caution}"
+
+
+def pointing(found: Findings) -> str:
+    """Whether the heat maps find the lesion."""
+    own = [one for one in found.pointing if one.own and np.isfinite(one.together.mean_auc)]
+    if not own:
+        return "How well heat maps find the lesion was not measured: no annotated slide could be compared."
+    best = max(own, key=lambda one: one.together.mean_auc)
+    sure = f" ({span(best.interval)})" if np.isfinite(best.interval.low) else ""
+    return (
+        f"On {best.together.n_slides} annotated slides the heat maps of {best.method} find the lesion best: tile AUC "
+        f"{number(best.together.mean_auc)}{sure}, 0.50 being chance."
+    )
+
+
+def not_shown(found: Findings) -> list[str]:
+    """What must not be read out of the report."""
+    lines = [
+        "It does not show how the methods do in another hospital: all patients come from this cohort, and scanner, "
+        "stain and referral travel with it.",
+        "It does not show benefit for patients, and no threshold here is fit for clinical use.",
+        "Intervals hold the trained models fixed; training anew moves the figures further.",
+        "Attention shows what a model weighed. It is not a segmentation, and not proof of a cause.",
+    ]
+    if len(found.flow.sites) > 1 and any(fold.sites_train_test for fold in found.audit.folds):
+        lines.insert(1, "Sites stand on both sides of the folds, so part of the figure may be site, not disease.")
+    return lines
+
+
+def warnings(found: Findings) -> list[str]:
+    """What to mind before trusting a figure, most serious first."""
+    return [*_leaks(found), *_encoder(found), *_cohort(found), *_figures(found), *_thresholds(found)]
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _leaks(found: Findings) -> list[str]:
+    audit, lines = found.audit, []
+    if any(not fold.clean for fold in audit.folds):
+        lines.append("Leakage: patients stand in two parts of a fold. Do not use these figures.")
+    if audit.foreign_rows:
+        lines.append(f"Leakage: {audit.foreign_rows} predictions are of patients outside the test part of their fold.")
+    if audit.duplicates_across:
+        lines.append(f"{audit.duplicates_across} groups of identical slides stand under different patients.")
+    if not audit.tested_once:
+        lines.append("Not every patient is tested exactly once in each repeat.")
+    if audit.missing_rows:
+        lines.append(f"{audit.missing_rows} predictions of test patients are missing.")
+    return lines
+
+
+def _encoder(found: Findings) -> list[str]:
+    encoder = found.study.config.get("encoder") or {}
+    if encoder.get("pathology", False):
+        return []
+    if "pathology" not in encoder:
+        return ["The run does not record on what its encoder was trained."]
+    return [
+        f"The encoder ({encoder.get('name', 'unnamed')}) was trained on everyday photographs, not on tissue "
+        f"(an ImageNet encoder). An encoder trained on pathology slides usually does better."
+    ]
+
+
+def _cohort(found: Findings) -> list[str]:
+    flow, lines = found.flow, []
+    if flow.rows > flow.used:
+        lines.append(f"{flow.rows - flow.used} of {flow.rows} slides of the table were left out; reasons below.")
+    few = [f"{name} ({n})" for name, (n, _) in zip(flow.classes, flow.by_site[-1][1], strict=True) if n < FEW]
+    if few:
+        lines.append(f"Fewer than {FEW} patients in a class: {', '.join(few)}. Intervals use the small-sample bound.")
+    mixed = sorted({patient for method in found.methods for patient in method.mixed})
+    if mixed:
+        lines.append(f"{len(mixed)} patients have slides of different classes; they count in slide figures only.")
+    return lines
+
+
+def _figures(found: Findings) -> list[str]:
+    lines = [
+        f"{method.label}: pooled AUC {number(method.pooled.value)} and within-fold AUC {number(method.primary.value)} "
+        f"differ by more than 0.03; the fold models may score on different scales. Trust the within-fold one."
+        for method in found.methods
+        if method.flagged
+    ]
+    undefined = {str(fold.key) for method in found.methods for fold in method.folds if not np.isfinite(fold.auc)}
+    if undefined:
+        lines.append(f"A class is absent from the test part of {', '.join(sorted(undefined))}: AUC not defined there.")
+    return lines
+
+
+def _thresholds(found: Findings) -> list[str]:
+    if not found.study.binary:
+        return []
+    folds = [fold for method in found.methods for fold in method.folds]
+    fixed = [fold for fold in folds if not fold.threshold.from_validation]
+    if not fixed:
+        return []
+    reasons = sorted({fold.threshold.source for fold in fixed})
+    return [f"The decision threshold of {len(fixed)} of {len(folds)} models is {'; or '.join(reasons)}."]

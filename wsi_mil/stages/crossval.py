@@ -1,0 +1,70 @@
+"""`wsi-mil crossval`: train and test methods on patient-grouped folds."""
+
+from pathlib import Path
+
+from wsi_mil.errors import ConfigError
+from wsi_mil.methods import MethodSpec, resolve_methods
+from wsi_mil.outcomes import Summary
+from wsi_mil.records import CohortSpec
+from wsi_mil.runs import RunDir
+from wsi_mil.splits import FoldSpec
+from wsi_mil.tasks import TaskSpec
+from wsi_mil.train_spec import TrainSpec
+
+
+def crossval(
+    table: Path,
+    *,
+    bags: Path,
+    out: Path,
+    task: TaskSpec,
+    methods: list[str | MethodSpec],
+    folds: FoldSpec = FoldSpec(),  # noqa: B008
+    train: TrainSpec = TrainSpec(),  # noqa: B008
+    cohort: CohortSpec = CohortSpec(),  # noqa: B008
+    slides: Path | None = None,
+    allow_missing: bool = False,
+    workers: int = 1,
+) -> Summary:
+    """Cross-validate one or more MIL methods on the same folds; the folder can then be reported and viewed.
+
+    Given again after an interruption, the same command goes on where it stopped and ends with the same bytes.
+
+    Args:
+        table: cohort table with slides, patients and labels (CSV, TSV, XLSX, Parquet)
+        bags: folder of bags that `wsi-mil encode` made
+        out: run folder to write
+        task: what is predicted
+        methods: names such as [mean_pool, abmil+aem], or mappings with name, label, params, regularisers, train ...
+        folds: how patients are split
+        train: how models are trained
+        cohort: how the table is read
+        slides: root of the slides, for pictures in report and viewer
+        allow_missing: go on without the slides that have no bag
+        workers: models that are trained at the same time, each in a process with its share of the cores
+    """
+    train.check()
+    if workers < 1:
+        raise ConfigError(f"workers is {workers}; it must be 1 or more.")
+    specs = resolve_methods(methods)
+    from wsi_mil.cohort import folds_for
+    from wsi_mil.experiment import begin, collect_predictions, plan_methods, train_all
+    from wsi_mil.study import open_study, study_config
+
+    study = open_study(table, bags=bags, task=task, cohort=cohort, slides=slides, allow_missing=allow_missing)
+    split = folds_for(folds, study.classes_of, sites=study.sites() if folds.by_site else None)
+    paths = {"table": table, "slides": slides, "bags": bags}
+    config = study_config(study, split, specs, kind="crossval", fold_spec=folds, train=train, cohort=cohort, **paths)
+    plans = plan_methods(study, specs, train)
+    run = RunDir(out)
+    begin(run, study, split, config, device=train.torch_device(), workers=workers)
+    loop = train_all(run, study, split, plans, workers=workers)
+    collect_predictions(run, study, split)
+    return Summary(
+        stage="crossval",
+        out=out,
+        done=loop.done,
+        reused=loop.reused,
+        failures=loop.failures,
+        notes=(*study.notes(), f"Next: wsi-mil report {out}"),
+    )

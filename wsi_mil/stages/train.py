@@ -1,0 +1,74 @@
+"""`wsi-mil train`: one model a method on the whole cohort."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from wsi_mil.methods import MethodSpec, resolve_methods
+from wsi_mil.outcomes import Summary
+from wsi_mil.records import CohortSpec
+from wsi_mil.runs import RunDir
+from wsi_mil.splits import Fold, FoldSpec, make_folds, stratum_of
+from wsi_mil.tasks import TaskSpec
+from wsi_mil.train_spec import TrainSpec
+
+
+def train(
+    table: Path,
+    *,
+    bags: Path,
+    out: Path,
+    task: TaskSpec,
+    methods: list[str | MethodSpec],
+    folds: FoldSpec = FoldSpec(),  # noqa: B008
+    train: TrainSpec = TrainSpec(),  # noqa: B008
+    cohort: CohortSpec = CohortSpec(),  # noqa: B008
+    slides: Path | None = None,
+    allow_missing: bool = False,
+) -> Summary:
+    """Train one model a method on the whole cohort, with a validation part and no test part, for `wsi-mil predict`.
+
+    Args:
+        table: cohort table with slides, patients and labels (CSV, TSV, XLSX, Parquet)
+        bags: folder of bags that `wsi-mil encode` made
+        out: run folder to write
+        task: what is predicted
+        methods: names such as [mean_pool, abmil+aem], or mappings with name, label, params, regularisers, train ...
+        folds: of these only validation, seed and by_site count
+        train: how models are trained
+        cohort: how the table is read
+        slides: root of the slides, for pictures
+        allow_missing: go on without the slides that have no bag
+    """
+    train.check()
+    specs = resolve_methods(methods)
+    from wsi_mil.experiment import begin, collect_predictions, plan_methods, train_all
+    from wsi_mil.study import open_study, study_config
+
+    study = open_study(table, bags=bags, task=task, cohort=cohort, slides=slides, allow_missing=allow_missing)
+    split = [whole_cohort(study.classes_of, folds, sites=study.sites() if folds.by_site else None)]
+    paths = {"table": table, "slides": slides, "bags": bags}
+    config = study_config(study, split, specs, kind="train", fold_spec=folds, train=train, cohort=cohort, **paths)
+    plans = plan_methods(study, specs, train)
+    run = RunDir(out)
+    begin(run, study, split, config, device=train.torch_device())
+    loop = train_all(run, study, split, plans)
+    collect_predictions(run, study, split)
+    return Summary(
+        stage="train",
+        out=out,
+        done=loop.done,
+        reused=loop.reused,
+        failures=loop.failures,
+        notes=(*study.notes(), f"Next: wsi-mil predict {out} --bags DIR --out DIR"),
+    )
+
+
+def whole_cohort(classes_of: dict[str, set[str]], spec: FoldSpec, *, sites: dict[str, str] | None) -> Fold:
+    """Everybody trains, apart from a stratified validation part of about `spec.validation`; nobody is tested."""
+    if spec.validation == 0:
+        return Fold(repeat=0, fold=0, train=tuple(sorted(classes_of)), validation=(), test=())
+    parts = max(2, round(1 / spec.validation))
+    drawn = make_folds(
+        stratum_of(classes_of), n_folds=parts, seed=spec.seed, validation=0, sites=sites, allow_absent_class=True
+    )[0]
+    return replace(drawn, validation=drawn.test, test=())

@@ -1,0 +1,77 @@
+"""Does the heat map point at the lesion? Tile scores against lesion labels, by slide and together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from wsi_mil.statistics.concordance import concordance
+from wsi_mil.statistics.ranking import Bools, Floats, auc, average_precision, macro
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlideLocalisation:
+    """How one slide's scores order its tiles. Chance is 0.5 for the AUC and the prevalence for average precision."""
+
+    n_tiles: int
+    n_lesion: int
+    prevalence: float
+    auc: float
+    average_precision: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Localisation:
+    """All annotated slides of a method together."""
+
+    n_slides: int
+    """Slides that hold both kinds of tile; the others have no AUC."""
+    n_tiles: int
+    prevalence: float
+    """Of all tiles: the chance level of the pooled average precision."""
+    mean_prevalence: float
+    """Mean over the slides that hold both kinds: the chance level of the mean average precision."""
+    mean_auc: float
+    """Plain mean of the slides' AUCs: each slide counts alike."""
+    mean_average_precision: float
+    within_slide_auc: float
+    """Over pairs within a slide: each tile pair counts alike."""
+    pooled_auc: float
+    """Over all tiles: also asks whether scores compare between slides."""
+    pooled_average_precision: float
+
+
+def localise(lesion: Bools, scores: Floats) -> SlideLocalisation:
+    """Figures of one slide; NaN where it has no lesion tile, or nothing else.
+
+    lesion, scores: (n,), n > 0.
+    """
+    lesion = np.asarray(lesion, dtype=bool)
+    scores = np.asarray(scores, dtype=np.float64)
+    both = bool(lesion.any() and not lesion.all())
+    return SlideLocalisation(
+        n_tiles=len(lesion),
+        n_lesion=int(lesion.sum()),
+        prevalence=float(lesion.mean()),
+        auc=auc(lesion, scores),
+        average_precision=average_precision(lesion, scores) if both else float("nan"),
+    )
+
+
+def localise_all(lesions: Sequence[Bools], scores: Sequence[Floats]) -> Localisation:
+    """Figures over several slides, one array each. Raises ValueError without any slide."""
+    each = [localise(lesion, score) for lesion, score in zip(lesions, scores, strict=True)]
+    slides = np.concatenate([np.full(len(lesion), place) for place, lesion in enumerate(lesions)])
+    truth, values = np.concatenate(list(lesions)).astype(bool), np.concatenate(list(scores)).astype(np.float64)
+    pairs = concordance(truth, values, groups=slides, patients=slides, n_patients=len(each))
+    return Localisation(
+        n_slides=sum(bool(np.isfinite(one.auc)) for one in each),
+        n_tiles=len(truth),
+        prevalence=float(truth.mean()),
+        mean_prevalence=macro(np.array([one.prevalence for one in each if np.isfinite(one.auc)])),
+        mean_auc=macro(np.array([one.auc for one in each])),
+        mean_average_precision=macro(np.array([one.average_precision for one in each])),
+        within_slide_auc=pairs.auc,
+        pooled_auc=auc(truth, values),
+        pooled_average_precision=average_precision(truth, values),
+    )
