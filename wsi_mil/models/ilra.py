@@ -1,0 +1,218 @@
+"""ILRA-MIL: iterative low-rank attention. Xiang and Zhang, ICLR 2023.
+
+Blocks in which r learned latents attend to the tiles and the tiles attend back to the latents, gated, so that the cost
+is linear in the tiles; then learned seeds attend to the tiles ("non-local pooling") and a Linear layer decides.
+Reference code: lingxitong/MIL_BASELINE@69bab20, `ILRA`.
+
+Differs on purpose:
+- One pooling seed. The code makes as many as there are latents (its `topk`), and more than one breaks its loss.
+- `layer_norm` is on, as in MIL-Lab; MIL_BASELINE has it off. `latents` is 64, as in MIL-Lab; MIL_BASELINE has 1, which
+  makes the tiles' attention to the latents a constant. The projections are doubled as in both (own, then attention's).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from wsi_mil.bags import BagBatch, full_precision, no_autocast, segment_softmax, split
+from wsi_mil.errors import ConfigError
+from wsi_mil.models._base import MILModel, MILOutput
+from wsi_mil.models._official import OfficialWeights
+
+
+class Ilra(MILModel):
+    """Latents that read the tiles and are read by them, then attention pooling.
+
+    in_dim: width of the features.  n_outputs: width of the head.  hidden: width of the blocks, a multiple of `heads`.
+    blocks: number of gated blocks.  latents: r, rank of the blocks.  layer_norm: within blocks and pooling.
+    """
+
+    summary = "low-rank attention between tiles and latents (ILRA-MIL)"
+    family = "transformer, linear"
+    paper = "Xiang and Zhang, ICLR 2023"
+    score_kinds = ("attention",)
+
+    def __init__(
+        self,
+        *,
+        in_dim: int,
+        n_outputs: int,
+        hidden: int = 256,
+        heads: int = 8,
+        blocks: int = 2,
+        latents: int = 64,
+        layer_norm: bool = True,
+    ) -> None:
+        super().__init__(in_dim=in_dim, n_outputs=n_outputs)
+        if hidden % heads or blocks < 1 or latents < 1:
+            raise ConfigError(
+                f"ilra: hidden={hidden}, heads={heads}, blocks={blocks}, latents={latents}; hidden is a multiple of "
+                f"the heads, and there is at least one block and one latent"
+            )
+        self.hidden = hidden
+        self.heads = heads
+        self.blocks = blocks
+        self.latents = latents
+        self.layer_norm = layer_norm
+        self.attention_parts = tuple(f"head{i}" for i in range(heads))
+        widths = [in_dim, *[hidden] * (blocks - 1)]
+        self.layers = nn.ModuleList(
+            _Block(width, hidden, heads, latents=latents, layer_norm=layer_norm) for width in widths
+        )
+        self.seed = nn.Parameter(torch.empty(1, hidden))
+        nn.init.xavier_uniform_(self.seed)
+        self.pool = _Attend(hidden, hidden, hidden, heads, gated=False, layer_norm=layer_norm)
+        self.head = nn.Linear(hidden, n_outputs)
+
+    def forward(self, batch: BagBatch, *, generator: torch.Generator | None = None) -> MILOutput:
+        """Answer for each bag."""
+        tiles = batch.features
+        for layer in self.layers:
+            tiles = layer(tiles, batch.offsets)
+        read, bag = self.pool.gather(self.seed, tiles, batch.offsets)
+        attention_logits = torch.cat([logits[:, 0].T for logits in read])
+        return MILOutput(
+            logits=self.head(bag[:, 0]),
+            offsets=batch.offsets,
+            attention_logits=attention_logits,
+            attention=segment_softmax(attention_logits, batch.offsets),
+            bag_embedding=bag,
+            auxiliary={"tiles": tiles},
+        )
+
+    @classmethod
+    def from_official(
+        cls, state_dict: Mapping[str, Any], *, ignore: Sequence[str] = (), **what_the_shapes_do_not_tell: Any
+    ) -> Self:
+        """Weights of MIL_BASELINE's `ILRA` with one seed. The number of heads (8 as published) is not in the weights.
+
+        Raises ConfigError for several pooling seeds, whose published output is no row of logits.
+        """
+        weights = OfficialWeights(cls.__name__, state_dict, ignore=ignore)
+        seed = weights.take("pooling.S")[0]
+        if len(seed) > 1:
+            raise ConfigError(f"ilra: the published weights have {len(seed)} pooling seeds; one is supported")
+        tensors = {"seed": seed}
+        blocks = 0
+        while f"gab_blocks.{blocks}.latent" in weights:
+            official, ours = f"gab_blocks.{blocks}", f"layers.{blocks}"
+            tensors[f"{ours}.latents"] = weights.take(f"{official}.latent")[0]
+            tensors |= _attend_tensors(weights, f"{ours}.forth", f"{official}.project_forward", gated=True)
+            tensors |= _attend_tensors(weights, f"{ours}.back", f"{official}.project_backward", gated=True)
+            blocks += 1
+        tensors |= _attend_tensors(weights, "pool", "pooling.mha", gated=False) | weights.linear("head", "classifier")
+        latents, hidden = tensors["layers.0.latents"].shape
+        model = cls(
+            in_dim=tensors["layers.0.forth.own_key.weight"].shape[1],
+            n_outputs=len(tensors["head.weight"]),
+            hidden=hidden,
+            blocks=blocks,
+            latents=latents,
+            layer_norm="pooling.mha.ln0.weight" in weights,
+            **what_the_shapes_do_not_tell,
+        )
+        weights.load(model, tensors)
+        return model
+
+
+class _Block(nn.Module):
+    """Latents read the tiles, tiles read the latents."""
+
+    def __init__(self, in_dim: int, hidden: int, heads: int, *, latents: int, layer_norm: bool) -> None:
+        super().__init__()
+        self.latents = nn.Parameter(torch.empty(latents, hidden))
+        nn.init.xavier_uniform_(self.latents)
+        self.forth = _Attend(hidden, in_dim, hidden, heads, gated=True, layer_norm=layer_norm)
+        self.back = _Attend(in_dim, hidden, hidden, heads, gated=True, layer_norm=layer_norm)
+
+    def forward(self, tiles: Tensor, offsets: Tensor) -> Tensor:
+        """tiles: (total, d). Returns (total, h)."""
+        _, read = self.forth.gather(self.latents, tiles, offsets)
+        return self.back.scatter(tiles, read, offsets)
+
+
+class _Attend(nn.Module):
+    """Multi-head attention with doubled projections, residual on the projected query, and an optional gate."""
+
+    def __init__(self, query_dim: int, key_dim: int, hidden: int, heads: int, *, gated: bool, layer_norm: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.own_query = nn.Linear(query_dim, hidden)
+        self.own_key = nn.Linear(key_dim, hidden)
+        self.own_value = nn.Linear(key_dim, hidden)
+        self.query = nn.Linear(hidden, hidden)
+        self.key = nn.Linear(hidden, hidden)
+        self.value = nn.Linear(hidden, hidden)
+        self.out = nn.Linear(hidden, hidden)
+        self.norm0 = nn.LayerNorm(hidden) if layer_norm else nn.Identity()
+        self.feed = nn.Linear(hidden, hidden)
+        self.norm1 = nn.LayerNorm(hidden) if layer_norm else nn.Identity()
+        self.gate = nn.Linear(query_dim, hidden) if gated else None
+
+    def gather(self, queries: Tensor, tiles: Tensor, offsets: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The same few queries read each bag's tiles.
+
+        queries: (r, q).  tiles: (total, d). Returns the logits of each bag (heads, r, n), and (b, r, h).
+        """
+        own = self.own_query(queries)
+        query, key, value = (
+            self._heads(self.query(own)),
+            self._heads(self.key(self.own_key(tiles))),
+            self._values(tiles),
+        )
+        with no_autocast(tiles):
+            query, key, value = map(full_precision, (query, key, value))
+            query = query / query.shape[-1] ** 0.5
+            logits = [torch.einsum("rhd,nhd->hrn", query, rows) for rows in split(key, offsets)]
+            pairs = zip(logits, split(value, offsets), strict=True)
+            mixed = [torch.einsum("hrn,nhd->rhd", one.softmax(dim=-1), values).flatten(1) for one, values in pairs]
+        return logits, self._finish(own, torch.stack(mixed), queries)
+
+    def scatter(self, tiles: Tensor, latents: Tensor, offsets: Tensor) -> Tensor:
+        """Each tile reads the few latents of its bag. tiles: (total, q).  latents: (b, r, h). Returns (total, h)."""
+        own = self.own_query(tiles)
+        query, key, value = (
+            self._heads(self.query(own)),
+            self._heads(self.key(self.own_key(latents))),
+            self._values(latents),
+        )
+        with no_autocast(tiles):
+            query, key, value = map(full_precision, (query, key, value))
+            query = query / query.shape[-1] ** 0.5
+            mixed = []
+            for rows, keys, values in zip(split(query, offsets), key, value, strict=True):
+                weights = torch.einsum("nhd,rhd->nhr", rows, keys).softmax(dim=-1)
+                mixed.append(torch.einsum("nhr,rhd->nhd", weights, values).flatten(1))
+        return self._finish(own, torch.cat(mixed), tiles)
+
+    def _heads(self, values: Tensor) -> Tensor:
+        return values.reshape(*values.shape[:-1], self.heads, -1)
+
+    def _values(self, rows: Tensor) -> Tensor:
+        return self._heads(self.value(self.own_value(rows)))
+
+    def _finish(self, own: Tensor, mixed: Tensor, raw: Tensor) -> Tensor:
+        attended = self.norm0(own + self.out(mixed))
+        attended = self.norm1(attended + self.feed(attended).relu())
+        if self.gate is not None:
+            attended = attended * nn.functional.silu(self.gate(raw))
+        finished: Tensor = attended
+        return finished
+
+
+def _attend_tensors(weights: OfficialWeights, ours: str, official: str, *, gated: bool) -> dict[str, Tensor]:
+    names = {"own_query": "fc_q", "own_key": "fc_k", "own_value": "fc_v", "feed": "fc_o"}
+    if f"{official}.ln0.weight" in weights:
+        names |= {"norm0": "ln0", "norm1": "ln1"}
+    if gated:
+        names["gate"] = "gate.0"
+    names["out"] = "multihead_attn.out_proj"
+    tensors: dict[str, Tensor] = {}
+    for name, key in names.items():
+        tensors |= weights.linear(f"{ours}.{name}", f"{official}.{key}")
+    for kind in ("weight", "bias"):
+        thirds = weights.take(f"{official}.multihead_attn.in_proj_{kind}").chunk(3)
+        tensors |= {f"{ours}.{name}.{kind}": part for name, part in zip(("query", "key", "value"), thirds, strict=True)}
+    return tensors

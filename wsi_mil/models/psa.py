@@ -1,0 +1,299 @@
+"""PSA-MIL: self-attention with a learned spatial decay. Peled et al., WACV 2026, arXiv:2503.16284.
+
+Tile i attends to its K_h nearest tiles j with logits -|q_i - k_j|^2 / (2 sqrt(d)) + log(f_h(distance) + 1e-6). The
+prior f_h of a head is Gaussian exp(-r^2 / 2 t^2), exponential exp(-t r) or inverse quadratic 1 / (1 + (r / t)^2); its
+radius, where f_h is 1e-3, lies between 1 and 25 grid steps and is learned: t = t_min + clip(lambda, 0, 1)(t_max -
+t_min), K_h = round(pi radius^2), no gradient through K_h. Then attention pooling. Loss: CE minus 0.001 times the
+base-2 entropy of the heads' lambda over H soft bins, so that heads look at different ranges.
+Reference code: SharonPeled/PSA-MIL@a8f22f0, `SpatialMultiHeadAttentionMIL`.
+
+Differs on purpose:
+- Neighbours are found by hashing the grid (n times K); the code sorts a full n by n matrix of distances.
+- Tiles equally far away are taken in raster order of the grid (`ties="grid"`), so that the order of the file does not
+  matter; ties="file" takes the file's, as a stable sort in the published code does.
+- Neighbours are tiles of the same slide only, also when a bag holds a patient's slides.
+- lambda has a learning rate of its own (`decay_lr`, 0.01; the paper multiplies its rate by 100).
+- The pooling is by attention; the code's mean and class-token poolings are left out.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from wsi_mil.bags import BagBatch, full_precision, no_autocast, segment_softmax, segment_weighted_sum
+from wsi_mil.errors import ConfigError
+from wsi_mil.models._base import BagObjective, Criterion, MILModel, MILOutput, Progress
+from wsi_mil.models._official import OfficialWeights
+from wsi_mil.models._spatial import nearest_tiles
+
+Decay = Literal["gaussian", "exponential", "inverse_quadratic"]
+_CLIP, _MIN_RADIUS, _MAX_RADIUS = 1e-3, 1.0, 25.0
+_FIRST_LAMBDAS = 0.05, 0.3
+_BIN_WIDTH = 0.1
+_HELD_VALUES = 2**24
+"""Numbers of gathered neighbours that are held at once; more are gathered again for the gradient."""
+
+
+class Psa(MILModel):
+    """Transformer blocks that look at near tiles, as far as each head has learned, then attention pooling.
+
+    in_dim: width of the features.  n_outputs: width of the head.  heads, head_dim: the width is their product.
+    depth: number of blocks.  adapter_layers: the first layer and residual blocks behind it.  decay: shape of the prior.
+    ties: which of equally far tiles come first.
+    """
+
+    summary = "spatial self-attention whose heads learn how far to look (PSA-MIL)"
+    family = "transformer, spatial"
+    paper = "Peled et al., WACV 2026, arXiv:2503.16284"
+    score_kinds = ("attention", "contribution")
+    uses_positions = True
+    loops_over_bags = True
+
+    def __init__(
+        self,
+        *,
+        in_dim: int,
+        n_outputs: int,
+        heads: int = 3,
+        head_dim: int = 96,
+        depth: int = 1,
+        adapter_layers: int = 1,
+        decay: Decay = "gaussian",
+        ties: Literal["grid", "file"] = "grid",
+    ) -> None:
+        super().__init__(in_dim=in_dim, n_outputs=n_outputs)
+        if decay not in ("gaussian", "exponential", "inverse_quadratic") or ties not in ("grid", "file"):
+            raise ConfigError(
+                f"psa: decay={decay!r}, ties={ties!r}; decay is gaussian, exponential or inverse_quadratic, ties are "
+                f"broken by grid or file"
+            )
+        if min(heads, head_dim, depth, adapter_layers) < 1:
+            raise ConfigError("psa: heads, head_dim, depth and adapter_layers are at least 1")
+        self.heads, self.head_dim, self.depth, self.adapter_layers = heads, head_dim, depth, adapter_layers
+        self.decay, self.ties = decay, ties
+        hidden = heads * head_dim
+        self.features = nn.Linear(in_dim, hidden, bias=False)
+        self.adapter = nn.ModuleList(_residual(hidden) for _ in range(adapter_layers - 1))
+        self.blocks = nn.ModuleList(_Block(hidden, heads, decay) for _ in range(depth))
+        self.norm = nn.LayerNorm(hidden, eps=1e-6)
+        self.weights = nn.Linear(hidden, 1)
+        self.head = nn.Linear(hidden, n_outputs)
+
+    def forward(
+        self,
+        batch: BagBatch,
+        *,
+        generator: torch.Generator | None = None,
+        forced_neighbours: Tensor | None = None,
+    ) -> MILOutput:
+        """Answer for each bag.
+
+        forced_neighbours: (total, m) rows of the packed batch in order of distance, -1 for none, m at least the number
+        of neighbours of every head or that of the longest slide.
+        """
+        tiles = self.features(batch.features).relu()
+        for layer in self.adapter:
+            tiles = tiles + layer(tiles)
+        neighbours = forced_neighbours
+        if neighbours is None:
+            most = max(max(decay.counts()) for decay in self._decays())
+            neighbours = nearest_tiles(batch, min(most, max(batch.lengths)), ties=self.ties)
+        for block in self.blocks:
+            tiles = block(tiles, neighbours, batch.grid_xy)
+        tiles = self.norm(tiles)
+        attention_logits = self.weights(tiles)
+        attention = segment_softmax(attention_logits, batch.offsets)
+        bag = segment_weighted_sum(attention, tiles, batch.offsets)
+        return MILOutput(
+            logits=self.head(bag[:, 0]),
+            offsets=batch.offsets,
+            attention_logits=attention_logits,
+            attention=attention,
+            instance_logits=self.head(tiles),
+            bag_embedding=bag,
+            auxiliary={"diversity": torch.stack([decay.diversity() for decay in self._decays()]).mean()},
+        )
+
+    def radii(self) -> Tensor:
+        """(depth, heads) how far each head looks, in grid steps."""
+        return torch.stack([decay.radii() for decay in self._decays()]).detach()
+
+    def _decays(self) -> list["_Decay"]:
+        return [block.decay for block in cast(list[_Block], list(self.blocks))]
+
+    def objective(
+        self, criterion: Criterion, *, diversity_weight: float = 0.001, decay_lr: float = 0.01
+    ) -> "PsaObjective":
+        """CE minus the heads' diversity. decay_lr: learning rate of the radii."""
+        return PsaObjective(criterion, diversity_weight=diversity_weight, decay_lr=decay_lr)
+
+    @classmethod
+    def from_official(
+        cls, state_dict: Mapping[str, Any], *, ignore: Sequence[str] = (), **what_the_shapes_do_not_tell: Any
+    ) -> Self:
+        """Weights of `SpatialMultiHeadAttentionMIL` with attention pooling. The shape of the decay is not in them."""
+        weights = OfficialWeights(cls.__name__, state_dict, ignore=ignore)
+        tensors = weights.linear("features", "adapter.fc1", bias=False) | weights.linear("norm", "layer_norm")
+        tensors |= weights.linear("weights", "attention_pool") | weights.linear("head", "head")
+        depth = residual = 0
+        while f"adapter.resBlocks.{residual}.block.0.weight" in weights:
+            for layer in (0, 2):
+                official = f"adapter.resBlocks.{residual}.block.{layer}"
+                tensors |= weights.linear(f"adapter.{residual}.{layer}", official, bias=False)
+            residual += 1
+        while f"blocks.{depth}.norm1.weight" in weights:
+            at = f"blocks.{depth}"
+            names = {"norm1": "norm1", "norm2": "norm2", "qkv": "attn.qkv", "proj": "attn.proj"}
+            for ours, official in (names | {"mlp.0": "mlp.fc1", "mlp.2": "mlp.fc2"}).items():
+                tensors |= weights.linear(f"{at}.{ours}", f"{at}.{official}")
+            tensors[f"{at}.decay.lambdas"] = weights.take(f"{at}.attn.decay_nn.lambda_p")
+            depth += 1
+        if depth == 0:
+            raise ConfigError("psa: the published weights hold no block, blocks.0")
+        hidden, in_dim = tensors["features.weight"].shape
+        heads = len(tensors["blocks.0.decay.lambdas"])
+        model = cls(
+            in_dim=in_dim,
+            n_outputs=len(tensors["head.weight"]),
+            heads=heads,
+            head_dim=hidden // heads,
+            depth=depth,
+            adapter_layers=residual + 1,
+            **what_the_shapes_do_not_tell,
+        )
+        weights.load(model, tensors)
+        return model
+
+
+class PsaObjective(BagObjective):
+    """The bag loss minus the weighted diversity of the heads' ranges."""
+
+    def __init__(self, criterion: Criterion, *, diversity_weight: float, decay_lr: float) -> None:
+        super().__init__(criterion)
+        self.diversity_weight = diversity_weight
+        self.decay_lr = decay_lr
+
+    def loss(self, model: MILModel, batch: BagBatch, target: Tensor, progress: Progress) -> dict[str, Tensor]:
+        """The terms bag and diversity; the second is negative."""
+        output = model(batch, generator=progress.generator)
+        diversity = -self.diversity_weight * output.auxiliary["diversity"]
+        return {"bag": self.criterion(output.logits, target), "diversity": diversity}
+
+    def parameter_groups(self, model: MILModel) -> Iterable[dict[str, Any]]:
+        """The radii by themselves, at their own learning rate."""
+        ranges: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                (ranges if name.endswith("decay.lambdas") else others).append(parameter)
+        return [{"params": others}, {"params": ranges, "lr": self.decay_lr, "weight_decay": 0.0}]
+
+
+class _Decay(nn.Module):
+    """The prior of each head and how far it reaches."""
+
+    def __init__(self, heads: int, shape: Decay) -> None:
+        super().__init__()
+        self.shape = shape
+        low, high = _FIRST_LAMBDAS
+        self.lambdas = nn.Parameter(torch.linspace(low, high, heads) if heads > 1 else torch.tensor([(low + high) / 2]))
+
+    def rates(self) -> Tensor:
+        """(heads,) t."""
+        bounds = sorted(self._rate_of(radius) for radius in (_MIN_RADIUS, _MAX_RADIUS))
+        return bounds[0] + self.lambdas.clamp(0, 1) * (bounds[1] - bounds[0])
+
+    def _rate_of(self, radius: float) -> float:
+        """The t at which the prior falls to 1e-3 at `radius`."""
+        if self.shape == "gaussian":
+            return radius / math.sqrt(-2 * math.log(_CLIP))
+        return -math.log(_CLIP) / radius if self.shape == "exponential" else radius / math.sqrt(1 / _CLIP - 1)
+
+    def radii(self) -> Tensor:
+        """(heads,) where the prior is 1e-3, in grid steps."""
+        rates, unit = self.rates(), self._rate_of(1.0)
+        return unit / rates if self.shape == "exponential" else rates / unit
+
+    def counts(self) -> list[int]:
+        """K of each head."""
+        return [max(1, round(math.pi * radius * radius)) for radius in self.radii().tolist()]
+
+    def log_prior(self, squares: Tensor, rate: Tensor) -> Tensor:
+        """log(f + 1e-6) at these squared distances."""
+        if self.shape == "gaussian":
+            prior = (-squares / (2 * rate * rate)).exp()
+        elif self.shape == "exponential":
+            prior = (-rate * squares.sqrt()).exp()
+        else:
+            prior = 1 / (1 + squares / (rate * rate))
+        return (prior + 1e-6).log()
+
+    def diversity(self) -> Tensor:
+        """Entropy, in bits, of the heads over as many soft bins of lambda."""
+        with no_autocast(self.lambdas):
+            places = self.lambdas.clamp(0, 1)
+            centres = torch.linspace(0, 1, len(places), device=places.device, dtype=places.dtype)
+            gaps = -(places[:, None] - centres).square() / (2 * _BIN_WIDTH**2)
+            shares = gaps.softmax(dim=1).mean(dim=0)
+            entropy: Tensor = torch.special.entr(shares).sum() / math.log(2)
+            return entropy
+
+
+class _Block(nn.Module):
+    """x + attention(LN x), x + MLP(LN x)."""
+
+    def __init__(self, hidden: int, heads: int, decay: Decay) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(hidden)
+        self.qkv = nn.Linear(hidden, 3 * hidden)
+        self.proj = nn.Linear(hidden, hidden)
+        self.decay = _Decay(heads, decay)
+        self.norm2 = nn.LayerNorm(hidden)
+        self.mlp = nn.Sequential(nn.Linear(hidden, 4 * hidden), nn.GELU(), nn.Linear(4 * hidden, hidden))
+
+    def forward(self, tiles: Tensor, neighbours: Tensor, grid_xy: Tensor) -> Tensor:
+        """tiles: (total, h).  neighbours: (total, m) rows.  grid_xy: (total, 2). Returns (total, h)."""
+        query, key, value = self.qkv(self.norm1(tiles)).reshape(len(tiles), 3, self.heads, -1).unbind(dim=1)
+        with no_autocast(tiles):
+            query, key, value = map(full_precision, (query, key, value))
+            pairs = enumerate(zip(self.decay.counts(), self.decay.rates().to(query), strict=True))
+            heads = [
+                self._head(query[:, h], key[:, h], value[:, h], neighbours[:, :count], grid_xy, rate)
+                for h, (count, rate) in pairs
+            ]
+        tiles = tiles + self.proj(torch.cat(heads, dim=1))
+        mixed: Tensor = tiles + self.mlp(self.norm2(tiles))
+        return mixed
+
+    def _head(self, query: Tensor, key: Tensor, value: Tensor, neighbours: Tensor, xy: Tensor, rate: Tensor) -> Tensor:
+        size = max(1, _HELD_VALUES // (neighbours.shape[1] * key.shape[1]))
+        rows = torch.split(torch.arange(len(query), device=query.device), size)
+        run = partial(checkpoint, self._mix, use_reentrant=False, preserve_rng_state=False)
+        mix = run if len(rows) > 1 else self._mix
+        return torch.cat([mix(query[some], key, value, neighbours[some], xy[some], xy, rate) for some in rows])
+
+    def _mix(
+        self, query: Tensor, key: Tensor, value: Tensor, neighbours: Tensor, xy: Tensor, all_xy: Tensor, rate: Tensor
+    ) -> Tensor:
+        """What some tiles read. query: (c, d).  neighbours: (c, K). Returns (c, d)."""
+        there = neighbours >= 0
+        rows = neighbours.clamp(min=0)
+        keys = key[rows]
+        scale = math.sqrt(query.shape[1])
+        squares = (xy[:, None] - all_xy[rows]).square().sum(dim=-1).to(query.dtype)
+        near = torch.einsum("cd,ckd->ck", query, keys) - keys.square().sum(dim=-1) / 2
+        logits = near / scale + self.decay.log_prior(squares, rate)
+        weights = logits.masked_fill(~there, torch.finfo(logits.dtype).min).softmax(dim=1)
+        return torch.einsum("ck,ckd->cd", weights, value[rows])
+
+
+def _residual(hidden: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(hidden, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, hidden, bias=False), nn.ReLU()
+    )
