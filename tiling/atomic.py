@@ -1,12 +1,15 @@
 """The one way in which this project writes a file: temporary name, flush, rename."""
 
+import hashlib
 import os
+import platform
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_TEMPORARY = re.compile(r"\.wsi-mil-\d+\.tmp$")
+_HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+_TEMPORARY = re.compile(rf"\.wsi-mil-{_HOST}-(\d+)\.tmp$")
 
 
 @contextmanager
@@ -16,7 +19,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     A reader therefore meets the old file, or the whole new one, or none. Raises OSError as the disk does.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.wsi-mil-{os.getpid()}.tmp")
+    temporary = temporary_path(path, os.getpid())
     try:
         yield temporary
         _flush(temporary)
@@ -24,6 +27,11 @@ def atomic_path(path: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def temporary_path(path: Path, pid: int) -> Path:
+    """What process `pid` of this machine calls `path` while it writes it."""
+    return path.with_name(f".{path.name}.wsi-mil-{_HOST}-{pid}.tmp")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -38,13 +46,15 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def remove_leftovers(folder: Path) -> list[Path]:
-    """Remove temporary files that a killed writer of this project left in `folder`, and return their paths.
+    """Remove temporary files that killed writers of this project left in and below `folder`, and return their paths.
 
-    A file whose process is still alive is another run's work in progress and stays.
+    Only those of this machine whose process is gone: the others may be another run's work in progress, on a share
+    perhaps another machine's.
     """
     removed = []
-    for path in folder.glob(".*.tmp"):
-        if _TEMPORARY.search(path.name) and not _alive(int(path.name.split("-")[-1].removesuffix(".tmp"))):
+    for path in sorted(folder.rglob(".*.tmp")):
+        found = _TEMPORARY.search(path.name)
+        if found and not _alive(int(found.group(1))):
             path.unlink(missing_ok=True)
             removed.append(path)
     return removed
@@ -58,7 +68,7 @@ def _flush(path: Path) -> None:
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:
         return True

@@ -48,8 +48,7 @@ def begin(
 ) -> None:
     """Claim the run folder and write what does not depend on any model. Raises RunError for another run's folder."""
     run.claim(config)
-    for folder in {path.parent for path in run.path.rglob(".*.tmp")}:
-        remove_leftovers(folder)
+    remove_leftovers(run.path)
     slides = config["slides"]
     run.write_environment(environment(device, workers))
     write_frame(run.folds_path, folds_to_frame(folds))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tiling.atomic import remove_leftovers
+from tiling.atomic import remove_leftovers, temporary_path
 from wsi_mil.store import BagHeader, BagStore, why_incomplete, write_bag
 
 HEADER = BagHeader(
@@ -134,7 +134,7 @@ def test_cli_07_markers_of_a_dead_writer_are_neither_obeyed_nor_taken_for_work(t
     write(tmp_path, "a")
     for name in ("b.h5.lock", "b.unfinished", "b.h5.tmp"):
         (tmp_path / name).write_text("999999")
-    ours = tmp_path / ".b.h5.wsi-mil-999999999.tmp"
+    ours = temporary_path(tmp_path / "b.h5", 999999999)
     ours.write_bytes(b"half")
     assert BagStore(tmp_path).ids() == ["a"]
     assert remove_leftovers(tmp_path) == [ours]

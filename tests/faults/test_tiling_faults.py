@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tiling.atomic import temporary_path
 from tiling.discovery import find_slides
 from tiling.errors import SlideError
 from tiling.grid import TileGrid, TileSpec
@@ -176,7 +177,7 @@ def test_cli_07_stale_marks_of_a_killed_run_stop_nothing(tmp_path: Path, make_py
     grids.mkdir(parents=True)
     (grids / "a.h5.lock").write_text("999999\n")
     (grids / "a.unfinished").touch()
-    ours = grids / ".a.h5.wsi-mil-999999999.tmp"
+    ours = temporary_path(grids / "a.h5", 999999999)
     ours.write_bytes(b"half")
     (grids / "b.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(200))
     summary = tile(slides, out=tmp_path / "out", tiles=SPEC, workers=1)

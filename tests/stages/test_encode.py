@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tiling.atomic import temporary_path
 from tiling.grid import TileSpec
 from wsi_mil import encode_settings
 from wsi_mil.encoders import EncodeSpec, open_encoder
@@ -106,7 +107,7 @@ def test_a_broken_run_goes_on_where_it_stopped_with_the_same_bytes(cohort, encod
     folder = tmp_path / encoded.out.name
     damaged = folder / f"{IDS[2]}.h5"
     damaged.write_bytes(b"half")
-    (folder / ".x.h5.wsi-mil-999999999.tmp").write_bytes(b"left over")
+    temporary_path(folder / "x.h5", 999999999).write_bytes(b"left over")
     again = encode(slides, grids=grids, out=tmp_path, encoding=SPEC)
     assert again.exit_code == 0
     assert IDS[2] in again.done

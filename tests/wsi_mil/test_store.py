@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tiling.atomic import temporary_path
 from wsi_mil.errors import StoreError
 from wsi_mil.store import (
     BagHeader,
@@ -166,7 +167,7 @@ def test_a_renamed_bag_does_not_stand_for_another_slide(tmp_path):
 def test_ids_are_whole_names_and_temporary_files_are_none(tmp_path):
     for slide_id in ("S01.block1", "S01.block2", "S01.v2.0"):
         write(tmp_path, replace(HEADER, slide_id=slide_id))
-    (tmp_path / ".S03.h5.wsi-mil-1.tmp").write_bytes(b"")
+    temporary_path(tmp_path / "S03.h5", 1).write_bytes(b"")
     (tmp_path / ".hidden.h5").write_bytes(b"")
     assert BagStore(tmp_path).ids() == ["S01.block1", "S01.block2", "S01.v2.0"]
 

@@ -20,7 +20,7 @@ from tiling.masks import digest_of_mask
 from tiling.pipeline import Survey, select_tiles, survey_slide
 from tiling.qc import CAPTION_PX, PICTURE_PX, Cell, Rgb, cell_side, contact_sheet, qc_picture
 from tiling.slide import Slide, SlideInfo
-from tiling.store import grid_is_complete, read_grid, write_grid
+from tiling.store import grid_is_complete, grid_is_intact, read_grid, write_grid
 from wsi_mil.cohort import CohortSpec, find_sources
 from wsi_mil.errors import ConfigError
 from wsi_mil.outcomes import Failure, Summary
@@ -93,7 +93,7 @@ def tile(
     sources, excluded, problems = find_sources(slides, table, cohort)
     if not sources and not problems:
         raise ConfigError(f"{slides}: no slide was found there. Give a folder of slides, or correct the table.")
-    removed = [path for part in (folder, folder / "grids", folder / "qc") for path in remove_leftovers(part)]
+    removed = remove_leftovers(folder)
     write_text(folder / "tile_spec.yaml", _spec_text(tiles))
     jobs = [_Job(source=source, spec=tiles, default_mpp=cohort.slide_mpp, folder=folder) for source in sources]
     results = _run(jobs, workers=workers)
@@ -160,8 +160,14 @@ def _tile_one(job: _Job) -> _Result:
             job.qc_path.unlink(missing_ok=True)
         if isinstance(error, UserError):
             return _failed(source.slide_id, getattr(error, "outcome", "failed"), str(error), info)
+        if isinstance(error, OSError):
+            return _failed(source.slide_id, "failed", _why_not_written(job, error), info)
         _LOG.exception("%s failed", source.slide_id)
         return _failed(source.slide_id, "failed", f"{source.path.name}: {type(error).__name__}: {error}", info)
+
+
+def _why_not_written(job: _Job, error: OSError) -> str:
+    return f"{job.source.path.name}: {error}. Make room in {job.folder} or check the rights, and run the same again."
 
 
 def _tile_open(job: _Job, slide: Slide) -> _Result:
@@ -173,7 +179,7 @@ def _tile_open(job: _Job, slide: Slide) -> _Result:
         slide_fingerprint=info.fingerprint,
         mpp=info.mpp,
         mask_digest=digest_of_mask(mask, info),
-    )
+    ) and grid_is_intact(job.grid_path)
     if complete and job.qc_path.is_file():
         return _tiled(read_grid(job.grid_path), reused=True)
     survey = survey_slide(slide, job.spec, mask_path=mask)
