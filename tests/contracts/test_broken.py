@@ -229,6 +229,20 @@ class NotANumber(Sound):
         return Infinite(criterion)
 
 
+class Absentminded(Sound):
+    def objective(self, criterion):
+        class Counting(BagObjective):
+            """Takes later steps more seriously, and does not write down how many there were."""
+
+            steps = 0
+
+            def loss(self, model, batch, target, progress):
+                self.steps += 1
+                return {"bag": super().loss(model, batch, target, progress)["bag"] / self.steps}
+
+        return Counting(criterion)
+
+
 CASES = [
     (Undescribed, "says what it is"),
     (Forgetful, "says what it is"),
@@ -257,6 +271,7 @@ CASES = [
     (Idle, "trains every parameter"),
     (Detached, "trains every parameter"),
     (HiddenState, "survives a checkpoint"),
+    (Absentminded, "resumes where it stopped"),
 ]
 
 

@@ -2,7 +2,14 @@
 
 import pytest
 
-from wsi_mil.contracts import LAWS, Subject, check_law, check_model, law_name
+from wsi_mil.contracts import (
+    LAWS,
+    Subject,
+    check_law,
+    check_model,
+    law_name,
+)
+from wsi_mil.errors import ConfigError
 from wsi_mil.lookup import find_model, find_regulariser, model_names, regulariser_names
 
 VARIANTS = [
@@ -15,7 +22,16 @@ VARIANTS = [
     ("focusmil", {"hidden": (), "latent_dim": 4}),
     ("mean_pool", {"hidden": 16}),
     ("max_pool", {"hidden": 16, "dropout": 0.2}),
+    ("smabmil", {"where": "early", "alpha": 0.7, "hidden": 16}),
+    ("smabmil", {"where": "mid", "mode": "exact"}),
+    ("abmilx", {"layer_norm": True, "ffn": True, "bias": True, "attn_plus": False, "hidden": 32}),
+    ("rrt", {"order": "coords", "strict_mask": True, "cross_mlp": True, "hidden": 32}),
+    ("psa", {"depth": 2, "adapter_layers": 2, "decay": "inverse_quadratic", "head_dim": 8}),
+    ("asmil", {"token_dropping": "bernoulli", "n_drop": 1, "n_tokens": 2}),
+    ("ilra", {"layer_norm": False, "latents": 2, "blocks": 1, "hidden": 16}),
 ]
+
+THOROUGH = ("abmil", "acmil")
 
 
 @pytest.mark.parametrize("law", LAWS, ids=law_name)
@@ -33,10 +49,22 @@ def test_variant(method, params, law):
 
 
 @pytest.mark.parametrize("regulariser", regulariser_names())
-@pytest.mark.parametrize("method", [name for name in model_names() if "attention" in find_model(name).score_kinds])
-def test_regularised(method, regulariser):
-    results = check_model(find_model(method), wrap=find_regulariser(regulariser))
-    assert [result for result in results if not result.passed] == []
+@pytest.mark.parametrize("method", model_names())
+def test_with_plug_in(method, regulariser):
+    """Every law for two methods, a training step of all; what does not go together is refused."""
+    subject = Subject(cls=find_model(method), wrap=find_regulariser(regulariser))
+    try:
+        model = subject.model(subject.cls.binary_outputs, training=True)
+        loss = subject.loss(model, subject.batch())
+    except ConfigError:
+        assert method not in THOROUGH or (method, regulariser) == ("abmil", "attention_diversity")
+        return
+    loss.backward()
+    assert loss.isfinite()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+    if method in THOROUGH:
+        results = [check_law(law, subject) for law in LAWS]
+        assert [result for result in results if not result.passed] == []
 
 
 def test_the_named_methods_are_there():

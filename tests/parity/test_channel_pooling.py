@@ -96,9 +96,11 @@ def test_contributions_are_what_tiles_add_to_each_channel(method, batch_of):
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
     bags = [torch.rand(n, 4).double() for n in (1, 8, 150)]
+    bags[1][:2] = bags[1].amax(dim=0)  # two tiles share the maximum
     output = model(batch_of(*bags))
     for c in range(4):
         scores = model.instance_scores(output, "contribution", c).split([1, 8, 150])
+        torch.testing.assert_close(scores[1][0], scores[1][1])
         torch.testing.assert_close(torch.stack([rows.sum() for rows in scores]), output.logits[:, c])
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from wsi_mil.contracts import check_model
 from wsi_mil.errors import ConfigError
 from wsi_mil.lookup import find_model, find_regulariser
 from wsi_mil.models._base import Progress
@@ -198,3 +199,8 @@ def test_wrong_settings_are_refused(wrong, criterion):
         find_model("clam_sb")(in_dim=6, n_outputs=2).objective(criterion(2), **wrong)
     with pytest.raises(ConfigError, match="n_outputs=1"):
         find_model("clam_sb")(in_dim=6, n_outputs=1)
+
+
+@pytest.mark.parametrize("params", [{"gated": False, "dropout": 0.0}], ids=lambda params: "-".join(params))
+def test_other_forms_obey_every_law(params):
+    assert [result for result in check_model(find_model("clam_mb"), params=params) if not result.passed] == []

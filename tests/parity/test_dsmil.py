@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from wsi_mil.contracts import check_model
 from wsi_mil.errors import ConfigError
 from wsi_mil.lookup import find_model, find_regulariser
 from wsi_mil.tasks import Task
@@ -114,3 +115,12 @@ def test_wrong_settings_are_refused(criterion):
             model.objective(criterion(2), **wrong)
     with pytest.raises(ConfigError, match="prediction"):
         find_model("dsmil")(in_dim=6, n_outputs=2, prediction="max")
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"value_layer": True, "value_dropout": 0.2, "hidden": 16, "nonlinear": False}, {"prediction": "mean"}],
+    ids=lambda params: "-".join(params),
+)
+def test_other_forms_obey_every_law(params):
+    assert [result for result in check_model(find_model("dsmil"), params=params) if not result.passed] == []

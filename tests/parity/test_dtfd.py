@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from wsi_mil.contracts import check_model
 from wsi_mil.errors import ConfigError
 from wsi_mil.lookup import find_model
 from wsi_mil.models._base import Progress
@@ -129,20 +130,24 @@ def test_more_tiles_of_each_pseudo_bag(kind, batch_of):
 
 
 def test_ranking_class(batch_of):
-    def chosen(**params):
-        model, batch = small(batch_of, lengths=(12,), n_outputs=3, distillation="MaxS", n_groups=2, **params)
+    def chosen(n_outputs=3, **params):
+        model, batch = small(batch_of, lengths=(12,), n_outputs=n_outputs, distillation="MaxS", n_groups=2, **params)
+        if n_outputs == 2:
+            torch.nn.init.constant_(model.head.bias[:1], 5.0)  # tier 1 gives the first class
         output = model.eval()(batch)
         given = output.auxiliary["group_logits"].argmax(dim=1)
         ends = output.auxiliary["group_offsets"].tolist()
         ordered = output.auxiliary["cam"][output.auxiliary["order"]].softmax(dim=1)
         rows = {
             name: [ends[g] + ordered[ends[g] : ends[g + 1], c].argmax().item() for g, c in enumerate(columns)]
-            for name, columns in (("last", [2, 2]), ("given", given.tolist()))
+            for name, columns in (("last", [-1, -1]), ("given", given.tolist()))
         }
         hidden = model.features(batch.features)[output.auxiliary["order"]]
         return [name for name, r in rows.items() if torch.equal(hidden[r], output.auxiliary["distilled"])]
 
     assert chosen() == ["given"]
+    assert chosen(2) == ["last"]
+    assert chosen(2, rank_by="given") == ["given"]
     assert chosen(rank_by="given") == ["given"]
     assert chosen(rank_by="last") == ["last"]
 
@@ -181,3 +186,12 @@ def test_keys_without_a_place_are_named(vectors):
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(ConfigError):
         find_model("dtfd")(in_dim=6, n_outputs=2, **wrong)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"distillation": "MaxS", "n_distilled": 3}, {"distillation": "MaxMinS", "detach": False, "residual_layers": 1}],
+    ids=lambda params: "-".join(params),
+)
+def test_other_forms_obey_every_law(params):
+    assert [result for result in check_model(find_model("dtfd"), params=params) if not result.passed] == []

@@ -32,10 +32,14 @@ def test_attention_is_torch_s_with_doubled_projections(n, latents, heads, batch_
     mixed, _ = plain(own[None], part.own_key(tiles)[None], part.own_value(tiles)[None])
     attended = own + mixed[0]
     wanted = (attended + part.feed(attended).relu()) * torch.nn.functional.silu(part.gate(model.layers[0].latents))
-    _, ours = part.gather(model.layers[0].latents, tiles, torch.tensor([0, n]))
+    ours = part.gather(model.layers[0].latents, tiles, torch.tensor([0, n]))
     torch.testing.assert_close(ours[0], wanted)
-    attention = model(batch_of(tiles)).attention
-    assert attention.shape == (n, heads)
+    pooled = model(batch_of(tiles))
+    torch.testing.assert_close(pooled.attention.sum(dim=0), torch.ones(heads))
+    read = model.pool.value(model.pool.own_value(pooled.auxiliary["tiles"])).reshape(n, heads, -1)
+    own = model.pool.own_query(model.seed)
+    mixed = own + model.pool.out(torch.einsum("nh,nhd->hd", pooled.attention, read).reshape(1, -1))
+    torch.testing.assert_close(pooled.bag_embedding[0], mixed + model.pool.feed(mixed).relu())
 
 
 def test_several_seeds_are_refused(vectors):

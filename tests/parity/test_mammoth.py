@@ -92,6 +92,7 @@ def test_blocks_change_neither_tiles_nor_scores_nor_gradients(monkeypatch):
     answers = []
     for block in (4096, 4):
         monkeypatch.setattr(_mammoth, "_BLOCK", block)
+        monkeypatch.setattr(_mammoth, "_SMALL_BLOCK", block)
         ours.zero_grad()
         tiles = ours.to_tiles(features, ours(features, offsets), offsets)
         tiles.square().sum().backward()
@@ -131,7 +132,7 @@ def test_the_first_linear_layer_is_gone_and_the_method_sees_slots(batch_of):
 def test_a_row_a_tile_keeps_the_method_s_own_scores(batch_of):
     spec = parse_method("abmil+mammoth")
     spec.regularisers["mammoth"]["keep_slots"] = False
-    model, objective = build(spec, in_dim=32, task=TASK, seed=0)
+    model, _ = build(spec, in_dim=32, task=TASK, seed=0)
     output = model.eval()(batch_of(torch.randn(9, 32)))
     scores = model.instance_scores(output, "contribution", 1)
     torch.testing.assert_close(scores.sum(), output.logits[0, 1])

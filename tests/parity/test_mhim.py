@@ -219,6 +219,9 @@ def test_the_high_mask_fades_and_the_teacher_freezes(made):
     assert 0 < objective.high_at(at(9)) < 0.003
     assert objective.momentum_at(at(2)) == pytest.approx(0.9)
     assert objective.momentum_at(at(6)) == pytest.approx(0.95)
+    _, objective = made(warmup=0.0, random=0.0, high=0.4, high_random=1.0)
+    taught = objective.teacher(pack([make_bag(100, seed=0)]))
+    assert [objective.hidden_tiles(taught, at(n)).sum().item() for n in (0, 5, 9)] == [40, 20, 1]
 
 
 def test_warming_up_is_the_baseline_and_the_teacher_equals_the_student(made):
@@ -276,6 +279,7 @@ def test_without_masks_and_teacher_it_is_the_baseline(made):
 
 def test_the_published_start_takes_a_trained_baseline(made):
     model, objective = made(warmup=0.0)
+    torch.manual_seed(1)
     trained = find_model("mhim")(in_dim=32, n_outputs=2, hidden=16)
     head = model.encoder.head.weight.clone()
     objective.start_from(model, trained)

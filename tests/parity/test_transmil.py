@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from wsi_mil.contracts import check_model
 from wsi_mil.errors import ConfigError
 from wsi_mil.lookup import find_model
 from wsi_mil.models.transmil import iterative_pinv, scaled_softmax, square_side
@@ -125,3 +126,8 @@ def test_a_long_bag_is_answered_and_trained_on_without_a_square_matrix(batch_of,
 def test_heads_must_fit():
     with pytest.raises(ConfigError, match="heads"):
         find_model("transmil")(in_dim=6, n_outputs=2, hidden=20)
+
+
+@pytest.mark.parametrize("params", [{"dropout": 0.0, "landmarks": 3}], ids=lambda params: "-".join(params))
+def test_other_forms_obey_every_law(params):
+    assert [result for result in check_model(find_model("transmil"), params=params) if not result.passed] == []
