@@ -46,6 +46,15 @@ def tracked() -> list[Path]:
     return [ROOT / name for name in names.split("\0") if name and (ROOT / name).exists()]
 
 
+def test_git_ignores_no_file_of_the_packages() -> None:
+    files = [
+        path for package in ("tiling", "wsi_mil", "apps") for path in (ROOT / package).rglob("*") if path.is_file()
+    ]
+    names = "\0".join(str(path.relative_to(ROOT)) for path in files if "__pycache__" not in path.parts)
+    words = ["git", "check-ignore", "-z", "--stdin"]
+    assert not subprocess.run(words, input=names, capture_output=True, text=True, cwd=ROOT).stdout
+
+
 def test_only_the_agreed_folders_stand_at_the_top() -> None:
     folders = {path.relative_to(ROOT).parts[0] for path in tracked() if len(path.relative_to(ROOT).parts) > 1}
     assert {name for name in folders if not name.startswith(".")} <= TOP_LEVEL
