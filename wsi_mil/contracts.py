@@ -5,7 +5,7 @@ A law is a function of a Subject that raises when it is broken. Traits of the me
 
 import inspect
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -353,6 +353,23 @@ def survives_a_checkpoint(subject: Subject) -> str:
     return "round trip"
 
 
+def resumes_where_it_stopped(subject: Subject) -> str:
+    """Training that goes on in another instance, from the states of model, objective and optimiser, ends the same."""
+    whole, first, second = (_Training(subject, seed) for seed in (0, 0, 1))
+    whole.run(range(4))
+    first.run(range(2))
+    buffer = io.BytesIO()
+    torch.save([part.state_dict() for part in first.parts], buffer)
+    buffer.seek(0)
+    for part, state in zip(second.parts, torch.load(buffer, weights_only=True), strict=True):
+        part.load_state_dict(state)
+    second.run(range(2, 4))
+    for name, one, other in zip(("model", "objective"), whole.parts, second.parts, strict=False):
+        if not _same_state(one.state_dict(), other.state_dict()):
+            raise LawError(f"the {name} is another one after an interruption; all state belongs into its state dict")
+    return "bit for bit"
+
+
 LAWS: tuple[Callable[[Subject], str], ...] = (
     says_what_it_is,
     is_well_formed,
@@ -370,6 +387,7 @@ LAWS: tuple[Callable[[Subject], str], ...] = (
     draws_from_its_generator_only,
     trains_every_parameter,
     survives_a_checkpoint,
+    resumes_where_it_stopped,
 )
 """All laws. The name of a law is its function's name in words."""
 
@@ -398,6 +416,40 @@ def check_model(
     """Hold a method to every law. params: of its constructor.  wrap: puts a regulariser around its objective."""
     subject = Subject(cls=cls, params=params or {}, wrap=wrap)
     return [check_law(law, subject) for law in LAWS]
+
+
+class _Training:
+    """A model in training with its objective and optimiser; what is random in a step follows from its number."""
+
+    def __init__(self, subject: Subject, seed: int) -> None:
+        self.model = subject.model(subject.cls.binary_outputs, seed=seed, training=True)
+        task = Task(target="law", level="slide", classes=("a", "b"))
+        objective = self.model.objective(task.criterion(self.model.n_outputs))
+        self.objective = (subject.wrap(objective) if subject.wrap else objective).train()
+        self.optimizer = torch.optim.AdamW(self.objective.parameter_groups(self.model), lr=1e-2)
+        self.parts: tuple[Any, ...] = (self.model, self.objective, self.optimizer)
+        self.bags = list(subject.batch(9, 5, 12, 8).bags())
+
+    def run(self, steps: Iterable[int]) -> None:
+        """Take these steps, two bags each."""
+        for step in steps:
+            batch = pack([self.bags[step % 4], self.bags[(step + 1) % 4]])
+            progress = Progress(step=step, total_steps=4, generator=seeded(step))
+            terms = self.objective.loss(self.model, batch, torch.tensor([step % 2, (step + 1) % 2]), progress)
+            self.optimizer.zero_grad()
+            torch.autograd.backward(torch.stack(list(terms.values())).sum())
+            self.optimizer.step()
+            self.objective.after_optimizer_step(self.model, batch, 1e-2)
+
+
+def _same_state(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_same_state(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same_state, one, other))
+    return bool(one == other)
 
 
 @torch.no_grad()

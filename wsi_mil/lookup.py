@@ -49,7 +49,7 @@ def find_regulariser(name_or_path: str | Path) -> type[Regulariser]:
 def _find(name_or_path: str | Path, group: str, base: _Plugin) -> _Plugin:
     text = str(name_or_path)
     if text.endswith(".py") or isinstance(name_or_path, Path):
-        return _only_class(_load_file(Path(text)), base, where=text)
+        return _only_class(load_file(Path(text)), base, where=text)
     if text in _file_names(group):
         return _only_class(import_module(f"{group}.{text}"), base, where=text)
     for point in entry_points(group=group, name=text):
@@ -73,8 +73,11 @@ def _file_names(group: str) -> list[str]:
     return [module.name for module in iter_modules(package.__path__) if not module.name.startswith("_")]
 
 
-def _load_file(path: Path) -> ModuleType:
-    """Import a file under a name made of its path and content, so that the same file gives the same class."""
+def load_file(path: Path) -> ModuleType:
+    """Import a file under a name made of its path and content, so that the same file gives the same class.
+
+    Raises ConfigError when it is not there, or cannot be imported.
+    """
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; give the path of a Python file, or one of the names without '.py'")
     digest = hashlib.sha256(str(path.resolve()).encode() + b"\0" + path.read_bytes()).hexdigest()[:12]

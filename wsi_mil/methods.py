@@ -17,7 +17,7 @@ from wsi_mil.bags import Bag, pack
 from wsi_mil.datasets import check_batches
 from wsi_mil.errors import ConfigError, UserError
 from wsi_mil.lookup import find_model, find_regulariser
-from wsi_mil.models._base import MILModel, Objective, Progress
+from wsi_mil.models._base import BagObjective, MILModel, Objective, Progress
 from wsi_mil.tasks import Task
 
 _Spec = TypeVar("_Spec")
@@ -93,10 +93,12 @@ def build(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = model_class(in_dim=in_dim, n_outputs=n_outputs, **spec.params)
+        plug_ins = [(find_regulariser(name), params) for name, params in spec.regularisers.items()]
+        for plug_in, params in plug_ins:  # all before the objective, which may copy the model
+            model = plug_in(BagObjective(criterion), **params).change(model)
         objective = model.objective(criterion, **spec.objective)
-        for name, params in spec.regularisers.items():
-            plug_in = find_regulariser(name)(objective, **params)
-            model, objective = plug_in.change(model), plug_in
+        for plug_in, params in plug_ins:
+            objective = plug_in(objective, **params)
     return model, objective
 
 

@@ -280,7 +280,8 @@ class Regulariser(Objective):
         """The additional terms, already weighted."""
 
     def change(self, model: MILModel) -> MILModel:
-        """The model to train, keep and load: `model`, unless the plug-in alters or wraps it. Called once, at the start.
+        """The model to train, keep and load: `model`, unless the plug-in alters or wraps it. Called once, before the
+        objective is made.
 
         Raises ConfigError when the plug-in finds nothing to alter in `model`.
         """

@@ -31,6 +31,8 @@ from wsi_mil.models._official import OfficialWeights
 
 _BLOCK = 4096
 """Tiles whose routing is held at once."""
+_SMALL_BLOCK = 512
+"""The same where nothing is kept for the gradient: it fits into the cache."""
 
 
 def low_rank(in_dim: int, out_dim: int, slot_dim: int, experts: int) -> int:
@@ -67,7 +69,8 @@ class MammothLayer(nn.Module):
         layer_norm: bool = True,
     ) -> None:
         super().__init__()
-        if min(experts, slots, heads, slot_dim) < 1 or slot_dim % heads or out_dim % heads or (rank or 1) < 1:
+        least = min(experts, slots, heads, slot_dim, 1 if rank is None else rank)
+        if least < 1 or slot_dim % heads or out_dim % heads:
             raise ConfigError(
                 f"mammoth: experts={experts}, slots={slots}, heads={heads}, slot_dim={slot_dim}, rank={rank} for a "
                 f"layer {out_dim} wide; all are at least 1, slot_dim and the width are multiples of the heads"
@@ -136,13 +139,10 @@ class MammothLayer(nn.Module):
         queries, found = self._queries(features), []
         with no_autocast(features):
             names = self._names()
-            for rows, own in zip(split(queries, offsets), full_precision(weights), strict=True):
-                blocks = torch.split(rows, _BLOCK)
-                parts = [torch.einsum("nhp,hsp->hsn", block, names).logsumexp(dim=-1) for block in blocks]
-                total = torch.stack(parts).logsumexp(dim=0)
-                for block in blocks:
-                    routed = (torch.einsum("nhp,hsp->nhs", block, names) - total).exp().mean(dim=1)
-                    found.append(routed @ own.to(routed))
+            for rows, own in zip(split(queries, offsets), full_precision(weights).to(queries), strict=True):
+                blocks = [block.permute(1, 2, 0).contiguous() for block in torch.split(rows, _SMALL_BLOCK)]
+                total = _log_sum_exp(names, blocks)
+                found += [(own.T @ (names @ block).sub_(total).exp_()).mean(dim=0).T for block in blocks]
         return torch.cat(found)
 
     def routing_logits(self, features: Tensor) -> Tensor:
@@ -204,6 +204,17 @@ def _normal(*shape: int, fan_in: int) -> nn.Parameter:
 
 def _rms(values: Tensor) -> Tensor:
     return F.normalize(values, dim=-1) * math.sqrt(values.shape[-1])
+
+
+def _log_sum_exp(names: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+    """log sum exp of names @ block over the columns of all blocks. (H, s, p), (H, p, n) each -> (H, s, 1)."""
+    highest = names.new_full((*names.shape[:2], 1), torch.finfo(names.dtype).min)
+    total = torch.zeros_like(highest)
+    for block in blocks:
+        logits = names @ block
+        before, highest = highest, torch.maximum(highest, logits.amax(dim=-1, keepdim=True))
+        total = total * (before - highest).exp() + logits.sub_(highest).exp_().sum(dim=-1, keepdim=True)
+    return highest + total.log()
 
 
 def _deal(queries: Tensor, names: Tensor, values: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ from wsi_mil.bags import (
     no_autocast,
     segment_mean,
     segment_softmax,
-    segment_sum,
     segment_weighted_sum,
+    split,
     spread,
 )
 from wsi_mil.models._base import MILModel, MILOutput
@@ -111,16 +111,22 @@ def weighted_moments(attention: Tensor, hidden: Tensor, offsets: Tensor, *, clam
     adds 1e-6 to it instead.
     """
 
-    def weighted(rows: Tensor) -> Tensor:
-        if attention.shape[1] == 1:
-            return segment_weighted_sum(attention, rows, offsets)[:, 0]
-        return segment_sum(attention * rows, offsets)
-
     with no_autocast(hidden):
-        hidden = full_precision(hidden)
-        mean = weighted(hidden)
-        variance = weighted((hidden - spread(mean, offsets)).square())
-        return torch.cat([mean, _root(variance, clamp)], dim=1)
+        bags = zip(split(attention, offsets), split(hidden, offsets), strict=True)
+        return torch.stack([_moments(weights, full_precision(rows), clamp) for weights, rows in bags])
+
+
+def _moments(attention: Tensor, rows: Tensor, clamp: float | None) -> Tensor:
+    """(2h,) of one bag; bag by bag, so that the centred tiles stay near the processor."""
+    bounds = torch.tensor([0, len(rows)])
+
+    def weighted(values: Tensor) -> Tensor:
+        if attention.shape[1] == 1:
+            return segment_weighted_sum(attention, values, bounds)[0, 0]
+        return (attention * values).sum(dim=0)
+
+    mean = weighted(rows)
+    return torch.cat([mean, _root(weighted((rows - mean).square()), clamp)])
 
 
 def _root(variance: Tensor, clamp: float | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""DSMIL: dual-stream MIL. Li, Li and Eliceiri, CVPR 2021, arXiv:2011.08939, eqs. 4 to 7.
+"""DSMIL: dual-stream MIL. Li, Li and Eliceiri, CVPR 2021, arXiv:2011.08939.
 
 First stream: a linear score c_n of each tile and class; the bag's is the maximum, reached by the critical tile m.
 Second stream: q = tanh(W ReLU(W x)), attention_n = softmax over tiles of q_n . q_m / sqrt(width of q), for each class;

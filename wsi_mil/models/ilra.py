@@ -71,8 +71,8 @@ class Ilra(MILModel):
         tiles = batch.features
         for layer in self.layers:
             tiles = layer(tiles, batch.offsets)
-        read, bag = self.pool.gather(self.seed, tiles, batch.offsets)
-        attention_logits = torch.cat([logits[:, 0].T for logits in read])
+        bag = self.pool.gather(self.seed, tiles, batch.offsets)
+        attention_logits = self.pool.logits(self.seed, tiles)
         return MILOutput(
             logits=self.head(bag[:, 0]),
             offsets=batch.offsets,
@@ -129,7 +129,7 @@ class _Block(nn.Module):
 
     def forward(self, tiles: Tensor, offsets: Tensor) -> Tensor:
         """tiles: (total, d). Returns (total, h)."""
-        _, read = self.forth.gather(self.latents, tiles, offsets)
+        read = self.forth.gather(self.latents, tiles, offsets)
         return self.back.scatter(tiles, read, offsets)
 
 
@@ -151,47 +151,35 @@ class _Attend(nn.Module):
         self.norm1 = nn.LayerNorm(hidden) if layer_norm else nn.Identity()
         self.gate = nn.Linear(query_dim, hidden) if gated else None
 
-    def gather(self, queries: Tensor, tiles: Tensor, offsets: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The same few queries read each bag's tiles.
-
-        queries: (r, q).  tiles: (total, d). Returns the logits of each bag (heads, r, n), and (b, r, h).
-        """
+    def gather(self, queries: Tensor, tiles: Tensor, offsets: Tensor) -> Tensor:
+        """The same few queries read each bag's tiles. queries: (r, q).  tiles: (total, d). Returns (b, r, h)."""
         own = self.own_query(queries)
-        query, key, value = (
-            self._heads(self.query(own)),
-            self._heads(self.key(self.own_key(tiles))),
-            self._values(tiles),
-        )
-        with no_autocast(tiles):
-            query, key, value = map(full_precision, (query, key, value))
-            query = query / query.shape[-1] ** 0.5
-            logits = [torch.einsum("rhd,nhd->hrn", query, rows) for rows in split(key, offsets)]
-            pairs = zip(logits, split(value, offsets), strict=True)
-            mixed = [torch.einsum("hrn,nhd->rhd", one.softmax(dim=-1), values).flatten(1) for one, values in pairs]
-        return logits, self._finish(own, torch.stack(mixed), queries)
+        query, key, value = self.query(own), self.key(self.own_key(tiles)), self.value(self.own_value(tiles))
+        pairs = zip(split(key, offsets), split(value, offsets), strict=True)
+        mixed = torch.stack([self._read(query, keys, values) for keys, values in pairs])
+        return self._finish(own, mixed, queries)
 
     def scatter(self, tiles: Tensor, latents: Tensor, offsets: Tensor) -> Tensor:
         """Each tile reads the few latents of its bag. tiles: (total, q).  latents: (b, r, h). Returns (total, h)."""
         own = self.own_query(tiles)
-        query, key, value = (
-            self._heads(self.query(own)),
-            self._heads(self.key(self.own_key(latents))),
-            self._values(latents),
-        )
+        query, key, value = self.query(own), self.key(self.own_key(latents)), self.value(self.own_value(latents))
+        triples = zip(split(query, offsets), key, value, strict=True)
+        return self._finish(own, torch.cat([self._read(*triple) for triple in triples]), tiles)
+
+    def logits(self, query: Tensor, tiles: Tensor) -> Tensor:
+        """(total, heads) what one query, (1, q), says of each tile before the softmax."""
+        asked, key = self.query(self.own_query(query)), self.key(self.own_key(tiles))
         with no_autocast(tiles):
-            query, key, value = map(full_precision, (query, key, value))
-            query = query / query.shape[-1] ** 0.5
-            mixed = []
-            for rows, keys, values in zip(split(query, offsets), key, value, strict=True):
-                weights = torch.einsum("nhd,rhd->nhr", rows, keys).softmax(dim=-1)
-                mixed.append(torch.einsum("nhr,rhd->nhd", weights, values).flatten(1))
-        return self._finish(own, torch.cat(mixed), tiles)
+            asked, key = (full_precision(x).reshape(len(x), self.heads, -1) for x in (asked, key))
+            scores: Tensor = (asked * key).sum(dim=-1) / key.shape[-1] ** 0.5
+            return scores
 
-    def _heads(self, values: Tensor) -> Tensor:
-        return values.reshape(*values.shape[:-1], self.heads, -1)
-
-    def _values(self, rows: Tensor) -> Tensor:
-        return self._heads(self.value(self.own_value(rows)))
+    def _read(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """(m, h), (n, h), (n, h) -> (m, h), in blocks that are never held together."""
+        with no_autocast(query):
+            heads = (full_precision(x).reshape(1, len(x), self.heads, -1) for x in (query, key, value))
+            q, k, v = (x.transpose(1, 2) for x in heads)
+            return nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(len(query), -1)
 
     def _finish(self, own: Tensor, mixed: Tensor, raw: Tensor) -> Tensor:
         attended = self.norm0(own + self.out(mixed))

@@ -18,7 +18,8 @@ Differs on purpose:
   one against the rest, averaged over classes; such scores rank well within a class and are not calibrated.
 - In mode "softmax" the logit of a bag is logit(h), so that its probability is h; the attention of mode "attention" is
   clamped to [-20, 20] before exp. LibAUC's evaluator leaves out the last sigmoid of that mode.
-- The loss is a surrogate: its gradient is the objective's, its value says little.
+- The loss is a surrogate: its gradient is the objective's, its value says little. Means within classes leave no place
+  for the task's class weights, which count while warming up only.
 """
 
 import math
@@ -52,6 +53,7 @@ class Midam(MILModel):
     paper = "Zhu et al., ICML 2023, arXiv:2305.08040"
     score_kinds: tuple[ScoreKind, ...] = ("probability", "attention")
     binary_outputs = 1
+    first_layer = "first"
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ Decay = Literal["gaussian", "exponential", "inverse_quadratic"]
 _CLIP, _MIN_RADIUS, _MAX_RADIUS = 1e-3, 1.0, 25.0
 _FIRST_LAMBDAS = 0.05, 0.3
 _BIN_WIDTH = 0.1
-_HELD_VALUES = 2**24
+_HELD_VALUES, _MOST_PARTS = 2**22, 64
 """Numbers of gathered neighbours that are held at once; more are gathered again for the gradient."""
 
 
@@ -272,22 +272,30 @@ class _Block(nn.Module):
         return mixed
 
     def _head(self, query: Tensor, key: Tensor, value: Tensor, neighbours: Tensor, xy: Tensor, rate: Tensor) -> Tensor:
-        size = max(1, _HELD_VALUES // (neighbours.shape[1] * key.shape[1]))
+        size = max(1, _HELD_VALUES // (neighbours.shape[1] * key.shape[1]), len(query) // _MOST_PARTS)
+        half = key.square().sum(dim=-1) / 2
         rows = torch.split(torch.arange(len(query), device=query.device), size)
         run = partial(checkpoint, self._mix, use_reentrant=False, preserve_rng_state=False)
         mix = run if len(rows) > 1 else self._mix
-        return torch.cat([mix(query[some], key, value, neighbours[some], xy[some], xy, rate) for some in rows])
+        return torch.cat([mix(query[some], key, half, value, neighbours[some], xy[some], xy, rate) for some in rows])
 
     def _mix(
-        self, query: Tensor, key: Tensor, value: Tensor, neighbours: Tensor, xy: Tensor, all_xy: Tensor, rate: Tensor
+        self,
+        query: Tensor,
+        key: Tensor,
+        half: Tensor,
+        value: Tensor,
+        neighbours: Tensor,
+        xy: Tensor,
+        all_xy: Tensor,
+        rate: Tensor,
     ) -> Tensor:
-        """What some tiles read. query: (c, d).  neighbours: (c, K). Returns (c, d)."""
+        """What some tiles read. query: (c, d).  half: (n,) |k|^2 / 2.  neighbours: (c, K). Returns (c, d)."""
         there = neighbours >= 0
         rows = neighbours.clamp(min=0)
-        keys = key[rows]
         scale = math.sqrt(query.shape[1])
         squares = (xy[:, None] - all_xy[rows]).square().sum(dim=-1).to(query.dtype)
-        near = torch.einsum("cd,ckd->ck", query, keys) - keys.square().sum(dim=-1) / 2
+        near = torch.einsum("cd,ckd->ck", query, key[rows]) - half[rows]
         logits = near / scale + self.decay.log_prior(squares, rate)
         weights = logits.masked_fill(~there, torch.finfo(logits.dtype).min).softmax(dim=1)
         return torch.einsum("ck,ckd->cd", weights, value[rows])

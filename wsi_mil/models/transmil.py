@@ -236,7 +236,7 @@ def scaled_softmax(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
 
 
 def iterative_pinv(matrices: Tensor, iterations: int) -> Tensor:
-    """Iterative Moore-Penrose pseudoinverse, Xiong et al., eq. 14. matrices: (heads, m, m), entries of softmax."""
+    """Iterative Moore-Penrose pseudoinverse, Xiong et al. matrices: (heads, m, m), entries of softmax."""
     sizes = matrices.abs()
     guess = matrices.transpose(-1, -2) / (sizes.sum(dim=-1).max() * sizes.sum(dim=-2).max())
     one = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)

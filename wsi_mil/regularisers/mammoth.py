@@ -151,9 +151,9 @@ class _WithExperts(MILModel):
         """The method behind the layer."""
         return self.behind.core
 
-    def objective(self, criterion: Criterion) -> Objective:
-        """That of the method behind."""
-        return self.behind.objective(criterion)
+    def objective(self, criterion: Criterion, **settings: Any) -> Objective:
+        """That of the method behind, with its settings."""
+        return self.behind.objective(criterion, **settings)
 
     def given(self, batch: BagBatch, *, generator: torch.Generator | None = None) -> BagBatch:
         """What the method sees of these bags: slots without places, or tiles with new features."""
