@@ -10,7 +10,7 @@ help:
 	@echo "make test   install into .venv, lint, type-check and run every test"
 
 $(INSTALLED): requirements.lock pyproject.toml
-	@echo "== Installing wsi-mil into .venv (some minutes and about 7 GB the first time, seconds afterwards)"
+	@echo "== Installing wsi-mil into .venv (5 to 15 minutes and about 7 GB the first time, mostly torch, with nothing to see; seconds afterwards)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11 ..."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
@@ -21,9 +21,7 @@ install: $(INSTALLED)
 
 demo: install
 	@echo "== Running the demo: 40 slides composed from real tissue, five methods, one real scan from outside"
-	$(BIN)/wsi-mil demo --out demo
-	@echo "Report: demo/run/report.html"
-	@echo "Viewer: $(BIN)/wsi-mil view demo/run"
+	$(BIN)/wsi-mil demo --out demo --command $(BIN)/wsi-mil
 
 # The browser tests drive the system's Chromium; on Debian and Ubuntu it is installed here when we may.
 browser:

@@ -5,7 +5,6 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
@@ -13,6 +12,11 @@ from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from wsi_mil.errors import ConfigError
 
 Stage = Callable[..., Any]
+
+_SHORT_NAMES = (
+    "The last part of a name is enough where it is the only one, and - may stand for _: --tile-px for --tiles.tile_px. "
+    "A list takes several values: --methods abmil acmil."
+)
 
 
 class _Parser(ArgumentParser):
@@ -30,13 +34,15 @@ def parser_for(command: str, stage: Stage) -> ArgumentParser:
     """
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = _Parser(prog=f"wsi-mil {command}", description=(inspect.getdoc(stage) or "").split("\n\n")[0])
+    parser.epilog = _SHORT_NAMES
     parser.add_argument("--config", action="config", help="YAML file with any of the options below")
     positionals = _positionals(stage)
     for parameter in positionals:
         required = parameter.default is inspect.Parameter.empty
         extra: dict[str, Any] = {} if required else {"nargs": "?", "default": parameter.default}
-        parser.add_argument(parameter.name, type=parameter.annotation, **extra)
-    parser.add_function_arguments(stage, skip={parameter.name for parameter in positionals})
+        parser.add_argument(parameter.name, type=parameter.annotation, help=_help_of(stage, parameter.name), **extra)
+    # no group of the stage itself: it would be named like the stage, and `train` has options of that name
+    parser.add_function_arguments(stage, as_group=False, skip={parameter.name for parameter in positionals})
     return parser
 
 
@@ -50,6 +56,12 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> dict[str, Any]:
 def _positionals(stage: Stage) -> list[inspect.Parameter]:
     parameters = inspect.signature(stage).parameters.values()
     return [p for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+
+
+def _help_of(stage: Stage, name: str) -> str:
+    """What the stage's docstring says of a parameter, in its `Args:` section."""
+    found = re.search(rf"^ +{name}: (.+(?:\n {{8,}}.+)*)", inspect.getdoc(stage) or "", re.M)
+    return " ".join(found.group(1).split()) if found else ""
 
 
 def _spellings(parser: ArgumentParser) -> list[str]:
@@ -75,7 +87,7 @@ def _normalise(arguments: Sequence[str], parser: ArgumentParser) -> list[str]:
             result.append(f"--{name}=true")
         elif name in lists and not equals:
             values = [rest.pop(0) for _ in range(_count_values(rest))]
-            _extend_list(result, name, values)
+            _extend_list(result, name, _unfolded(values))
         else:
             result.append(f"--{name}{equals}{value}")
     return result
@@ -97,6 +109,13 @@ def _full_name(name: str, spellings: list[str]) -> str:
 
 def _count_values(rest: Sequence[str]) -> int:
     return next((i for i, word in enumerate(rest) if word.startswith("--")), len(rest))
+
+
+def _unfolded(values: list[str]) -> list[str]:
+    """`a,b` as two values; a YAML list stays as it is."""
+    if len(values) == 1 and not values[0].startswith(("[", "{")):
+        return values[0].split(",")
+    return values
 
 
 def _extend_list(result: list[str], name: str, values: list[str]) -> None:
@@ -128,13 +147,3 @@ def _with_nearest(message: str, spellings: list[str]) -> str:
     tail = [s for s in spellings if s.split(".")[-1] == word.split(".")[-1]] or near
     hint = f" Did you mean {tail[0]!r}?" if tail else ""
     return f"unknown option {word!r}.{hint} Run the command with --help to see what it takes."
-
-
-def config_path_of(arguments: Sequence[str]) -> Path | None:
-    """The YAML file named on the command line, for messages."""
-    for i, word in enumerate(arguments):
-        if word.startswith("--config="):
-            return Path(word.partition("=")[2])
-        if word == "--config" and i + 1 < len(arguments):
-            return Path(arguments[i + 1])
-    return None

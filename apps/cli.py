@@ -3,6 +3,7 @@
 import errno
 import logging
 import sys
+import unicodedata
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from wsi_mil.errors import ConfigError, UserError
+from wsi_mil.errors import ConfigError, UserError, WrongUse
 from wsi_mil.malloc import keep_freed_memory
-from wsi_mil.outcomes import Summary
+from wsi_mil.outcomes import Failure, Summary
 
 COMMANDS = {
     "tile": ("wsi_mil.stages.tile:tile", "Find tissue on slides and lay a grid of tiles over it"),
@@ -27,8 +28,9 @@ COMMANDS = {
         "wsi_mil.stages.check:check",
         "Explain a cohort, slide, grid, bag, run or method, and say what is wrong with it",
     ),
-    "list": ("wsi_mil.stages.list:list", "List models, encoders or regularisers"),
+    "list": ("wsi_mil.stages.listing:listing", "List models, encoders or regularisers"),
     "bench": ("wsi_mil.stages.bench:bench", "Measure reading and encoding on this machine"),
+    "bench mil": ("wsi_mil.stages.bench_mil:bench_mil", "Run methods on benchmark bags that are no slides"),
     "demo": ("wsi_mil.stages.demo:demo", "Run the whole path on a small cohort composed from real tissue"),
 }
 
@@ -37,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Exit code: 0 done, 3 finished with listed failures, 1 nothing usable, 2 wrong use."""
     keep_freed_memory()  # works fully only before the first large allocation
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if " ".join(words[:2]) in COMMANDS:  # `bench mil` is a command of its own; a folder of that name is ./mil
+        words[:2] = [" ".join(words[:2])]
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
@@ -51,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         summary = _run(words[0], words[1:])
     except UserError as error:
         errors.print(f"[bold red]wsi-mil {escape(words[0])}:[/] {escape(str(error))}")
-        return 2 if isinstance(error, ConfigError) else 1
+        return 2 if isinstance(error, WrongUse) else 1
     except OSError as error:
         errors.print(f"[bold red]wsi-mil {escape(words[0])}:[/] {escape(_explain_os_error(error))}")
         return 1
@@ -104,9 +108,15 @@ def _print_summary(summary: Summary) -> None:
     if summary.done or summary.reused or summary.failures:
         console.print(f"[bold]{summary.stage}[/]: {', '.join(counts)}. {escape(str(summary.out))}")
     for failure in summary.failures:
-        console.print(f"  [red]{escape(failure.outcome)}[/]  {escape(failure.item)}: {escape(failure.reason)}")
+        console.print(f"  [red]{escape(failure.outcome)}[/]  {escape(_in_one_line(failure))}")
     for note in summary.notes:
         console.print(escape(note))
+
+
+def _in_one_line(failure: Failure) -> str:
+    """One line a failure, whatever a file's name holds."""
+    text = f"{failure.item}: {failure.reason}"
+    return "".join(c if unicodedata.category(c) not in ("Cc", "Cs") else repr(c)[1:-1] for c in text)
 
 
 def _explain_os_error(error: OSError) -> str:

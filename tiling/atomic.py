@@ -1,12 +1,14 @@
 """The one way in which this project writes a file: temporary name, flush, rename."""
 
 import hashlib
+import io
 import os
 import platform
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 _HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 _TEMPORARY = re.compile(rf"\.wsi-mil-{_HOST}-(\d+)\.tmp$")
@@ -24,9 +26,51 @@ def atomic_path(path: Path) -> Iterator[Path]:
         yield temporary
         _flush(temporary)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)
         raise
+
+
+class SteadyFile(io.FileIO):
+    """A file whose writer hears of a full disk at the end only; `failure` holds the error. See `atomic_file`."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write all of `data`, or nothing more after the first failure."""
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        while len(rest) and self.failure is None:
+            try:
+                rest = rest[super().write(rest) :]
+            except OSError as error:
+                self.failure = error
+        return size
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the file's size, unless something failed before."""
+        try:
+            return super().truncate(size) if self.failure is None else size or 0
+        except OSError as error:
+            self.failure = error
+            return size or 0
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[SteadyFile]:
+    """As `atomic_path`, but yield an open file, for a library that falls apart on a disk that is full.
+
+    HDF5 cannot even close a file then: it keeps it open and complains until the process ends. It is told that all went
+    well, and the error is raised at the end of the block.
+    """
+    with atomic_path(path) as temporary, SteadyFile(temporary, "w+") as file:
+        try:
+            yield file
+        finally:
+            if file.failure is not None:
+                raise file.failure
 
 
 def temporary_path(path: Path, pid: int) -> Path:

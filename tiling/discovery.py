@@ -5,18 +5,22 @@ A slide id is the path below the root without the known suffix, "/" as "__"; not
 
 import logging
 import os
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
-from tiling.errors import UserError
+from tiling.errors import WrongUse
 from tiling.readers.dicom import DicomError, Instance, read_instance
 
 SUFFIXES = (
     ".svs", ".tif", ".tiff", ".btf", ".tf8", ".ndpi", ".vms", ".vmu", ".scn", ".mrxs", ".bif", ".svslide", ".dcm",
 )  # fmt: skip
 """What OpenSlide reads, in lower case; case does not matter in a file's name."""
+
+MAX_ID_BYTES = 200
+"""Every file that is made of a slide is named by its id, with additions; file systems allow 255 bytes a name."""
 
 _log = logging.getLogger(__name__)
 
@@ -70,13 +74,13 @@ def find_slides(root: Path) -> Discovery:
     Linked folders are followed, each folder once; a file that can be reached in several ways is one slide, named by
     the way without links. Hidden names are passed over, and the data folders that belong to .mrxs files are not
     entered. The .dcm files of one series are one slide, named by its largest file. Two slides that would have one id
-    are problems, both. Raises UserError when `root` does not exist.
+    are problems, both. Raises WrongUse when `root` does not exist.
     """
     root = Path(root)
     if root.is_file():
         return Discovery(root=root.parent, sources=(SlideSource(slide_id=slide_id_of(PurePath(root.name)), path=root),))
     if not root.is_dir():
-        raise UserError(f"{root}: there is no such folder. Give the folder that holds the slides.")
+        raise WrongUse(f"{root}: there is no such folder. Give the folder that holds the slides.")
     found = _walk(root)
     plain = [path for path in found.files if path.suffix.lower() != ".dcm"]
     paths = plain + _series([path for path in found.files if path.suffix.lower() == ".dcm"], found.problems)
@@ -141,7 +145,10 @@ def _take(path: Path, found: _Found) -> None:
     except UnicodeEncodeError:
         found.problems.append((path, "the name is not valid UTF-8; rename it"))
         return
-    if not path.is_file():
+    if len(slide_id_of(path.relative_to(found.root)).encode()) > MAX_ID_BYTES:
+        text = f"its id would have more than {MAX_ID_BYTES} bytes; shorten the name, or give a folder deeper down"
+        found.problems.append((path, text))
+    elif not path.is_file():
         found.problems.append((path, "it is no ordinary file"))
     elif _first_time(path, found.seen):
         found.files.append(path)
@@ -189,5 +196,6 @@ def _collisions(by_id: dict[str, list[Path]], root: Path) -> Iterator[tuple[Path
 
 
 def _text(path: PurePath) -> str:
-    """A path that can be written anywhere."""
-    return os.fspath(path).encode("utf-8", "backslashreplace").decode()
+    """A path that can be written anywhere, in one line."""
+    text = os.fspath(path).encode("utf-8", "backslashreplace").decode()
+    return "".join(c if unicodedata.category(c) != "Cc" else repr(c)[1:-1] for c in text)

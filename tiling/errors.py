@@ -5,6 +5,10 @@ class UserError(Exception):
     """Says where, what came, what is allowed and how to go on; the command line prints it without a traceback."""
 
 
+class WrongUse(UserError):
+    """A wish that no slide could meet: a setting out of range, a folder that is not there."""
+
+
 class SlideError(UserError):
     """A slide cannot be used. `outcome` is the word that stands in summaries and in the exit table."""
 

@@ -14,6 +14,8 @@ from tiling.errors import SlideError, SlideTooSmall
 from tiling.grid import ReadPlan, TileSpec
 from tiling.readers.header import SlideInfo
 
+_LEAST_TOLERANCE = 0.05
+"""A tile may be off by so much for the sake of whole pixels, however strict the tolerance for levels is."""
 _EPSILON = 1e-9
 """Relative slack for comparisons of decimal numbers that came through binary ones, such as 0.525 <= 0.5 * 1.05."""
 
@@ -21,10 +23,12 @@ _EPSILON = 1e-9
 def plan_read(info: SlideInfo, spec: TileSpec) -> ReadPlan:
     """Say which level is read, and where the tiles lie on level 0.
 
-    Raises SlideError when the wish is finer than the slide, and SlideTooSmall when no tile fits.
+    Raises SlideError when the wish is finer than the slide, or whole level-0 pixels cannot make it, and SlideTooSmall
+    when no tile fits.
     """
     level = choose_level(info, spec)
     tile_size_l0 = _pair_l0_from_px(spec.tile_px, spec, info)
+    _refuse_rounded_away(tile_size_l0, spec, info)
     stride_l0 = _pair_l0_from_px(spec.step_px, spec, info)
     x_l0, y_l0, width_l0, height_l0 = clipped_bounds(info)
     grid_size = (
@@ -70,6 +74,18 @@ def choose_level(info: SlideInfo, spec: TileSpec) -> int:
         f"{max(info.mpp):g} µm/px or more, correct the slide's pixel size in the cohort's column 'slide_mpp' if it is "
         "wrong, or set allow_upsampling."
     )
+
+
+def _refuse_rounded_away(tile_size_l0: tuple[int, int], spec: TileSpec, info: SlideInfo) -> None:
+    """A tile of a few level-0 pixels cannot have the wished size; one that is far from it would be another wish."""
+    wish_um = spec.tile_px * spec.mpp
+    spans_um = [size * mpp for size, mpp in zip(tile_size_l0, info.mpp, strict=True)]
+    if max(abs(span / wish_um - 1) for span in spans_um) > max(spec.mpp_tolerance, _LEAST_TOLERANCE):
+        raise SlideError(
+            f"{info.slide_id}: a tile of {spec.tile_px} px at {spec.mpp:g} µm/px is {wish_um:g} µm wide, but whole "
+            f"pixels of the slide make {spans_um[0]:g} x {spans_um[1]:g} µm of it. Use larger tiles (tile_px), or "
+            f"another mpp."
+        )
 
 
 def upsampling(info: SlideInfo, plan: ReadPlan) -> float:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tiling.errors import UserError
+from tiling.errors import WrongUse
 from tiling.readers.header import SlideInfo
 
 _ALGORITHM = 1
@@ -18,7 +18,7 @@ _ALGORITHM = 1
 
 def _require(true: bool, name: str, value: object, allowed: str) -> None:
     if not true:
-        raise UserError(f"tiles: {name} is {value!r}; it must be {allowed}.")
+        raise WrongUse(f"tiles: {name} is {value!r}; it must be {allowed}.")
 
 
 @dataclass(frozen=True, kw_only=True)

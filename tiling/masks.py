@@ -1,13 +1,11 @@
 """The user's own mask of a slide, in place of the one that is found: a picture, or polygons in GeoJSON.
 
-A picture (PNG, TIFF, BMP; any size) shows the whole slide; what is not zero is tissue. Polygons are in level-0 pixels
-from the slide's top left; those that QuPath wrote (it says so by `objectType`) are from the corner of the scanned
-bounds, as QuPath counts.
+A picture (PNG, TIFF, BMP; any size) shows the whole slide; what is not zero is tissue. Polygons are in level-0 pixels,
+in the frame that `tiling.geojson` tells.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import tifffile
 from numpy.typing import NDArray
 
 from tiling.errors import UserError
+from tiling.geojson import polygons_of
 from tiling.readers.header import SlideInfo
 
 _ASPECT_TOLERANCE = 0.02
@@ -92,8 +91,8 @@ def _read_picture(path: Path, info: SlideInfo, shape: tuple[int, ...]) -> NDArra
 
 def _mask_from_polygons(path: Path, info: SlideInfo, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     try:
-        polygons = list(_polygons(json.loads(path.read_text(encoding="utf-8-sig")), (0, 0), info))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        polygons = polygons_of(json.loads(path.read_text(encoding="utf-8-sig")), bounds_l0=info.bounds_l0)
+    except ValueError as error:
         raise MaskError(f"{info.slide_id}: the mask {path.name} is not GeoJSON: {error}.") from error
     if not polygons:
         raise MaskError(f"{info.slide_id}: the mask {path.name} holds no polygon. Only Polygon and MultiPolygon count.")
@@ -115,29 +114,3 @@ def _mask_from_polygons(path: Path, info: SlideInfo, shape: tuple[int, ...]) -> 
 def _fixed_point(ring: NDArray[np.float64]) -> NDArray[np.int32]:
     """OpenCV's frame has pixel centres at whole numbers, ours at halves; the fraction goes into the low bits."""
     return np.asarray(np.round((ring - 0.5) * 2**_SUBPIXEL_BITS), np.int32)
-
-
-def _polygons(node: Any, offset: tuple[int, int], info: SlideInfo) -> Iterator[list[NDArray[np.float64]]]:
-    """Every polygon below `node`, as its rings: the outline first, then its holes; each (k, 2) level-0 pixels."""
-    if isinstance(node, list):
-        for item in node:
-            yield from _polygons(item, offset, info)
-        return
-    kind = node["type"]
-    if kind == "FeatureCollection":
-        yield from _polygons(node["features"], offset, info)
-    elif kind == "Feature":
-        from_qupath = "objectType" in (node.get("properties") or {})
-        yield from _polygons(node["geometry"], info.bounds_l0[:2] if from_qupath else offset, info)
-    elif kind == "GeometryCollection":
-        yield from _polygons(node["geometries"], offset, info)
-    elif kind == "Polygon":
-        yield [_ring(ring, offset) for ring in node["coordinates"]]
-    elif kind == "MultiPolygon":
-        for rings in node["coordinates"]:
-            yield [_ring(ring, offset) for ring in rings]
-
-
-def _ring(points: Any, offset: tuple[int, int]) -> NDArray[np.float64]:
-    """QuPath may write a third coordinate, the plane; it is left out."""
-    return np.array([[point[0] + offset[0], point[1] + offset[1]] for point in points], np.float64)

@@ -1,5 +1,6 @@
 """Pictures by which people judge the tiling: one a slide, one contact sheet a cohort. Pure: arrays in, arrays out."""
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -33,6 +34,8 @@ _MISSING = (225, 110, 0)
 _INK = (30, 30, 30)
 _PAPER = (255, 255, 255)
 _GREY = (205, 205, 205)
+_NOT_DRAWN = ("Cc", "Cs", "Zl", "Zp")
+"""Categories of characters in a name that end a line or cannot be drawn at all."""
 
 
 def _font_path() -> str | None:
@@ -225,7 +228,8 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def _fitted(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, room_px: float) -> str:
-    """Cut the middle out of a text that is too long: ids differ at both ends."""
+    """Cut the middle out of a text that is too long: ids differ at both ends. One line: a name may hold others."""
+    text = "".join("\N{SYMBOL FOR NEWLINE}" if unicodedata.category(c) in _NOT_DRAWN else c for c in text)
     if font.getlength(text) <= room_px:
         return text
     for kept in range(len(text) - 1, 2, -1):

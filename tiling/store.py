@@ -1,6 +1,7 @@
 """TileGrid <-> HDF5: one self-describing file a slide, written whole or not at all, the same bytes every time."""
 
 import hashlib
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -10,7 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from tiling.atomic import atomic_path
+from tiling.atomic import SteadyFile, atomic_file
 from tiling.errors import UserError
 from tiling.grid import ReadPlan, TileGrid, TileSpec, TissueSpec
 from tiling.readers.header import SlideInfo
@@ -18,11 +19,16 @@ from tiling.readers.header import SlideInfo
 SCHEMA_VERSION = 1
 _SEAL = "header_digest"
 _DATASETS = ("coords", "grid_xy", "tissue_fraction")
-_MAGNIFICATIONS = (5, 10, 20, 40, 80)
+_MAGNIFICATIONS = ((0.16, 80), (0.2, 60), (0.3, 40), (0.6, 20), (1.2, 10), (2.4, 5))
+"""Microns per pixel below which TRIDENT speaks of a magnification."""
 
 
 class GridFileError(UserError):
     """A grid file is damaged, incomplete or of another kind."""
+
+
+class GridChangedError(GridFileError):
+    """A grid file is whole, but its rows are not the ones that were written."""
 
 
 def write_grid(path: Path, grid: TileGrid) -> None:
@@ -30,25 +36,27 @@ def write_grid(path: Path, grid: TileGrid) -> None:
     if not len(grid):
         raise ValueError(f"{grid.slide.slide_id}: a grid without tiles is an outcome, not a file")
     data = {"coords": grid.coords_l0, "grid_xy": grid.grid_xy, "tissue_fraction": grid.tissue_fraction}
-    with atomic_path(path) as temporary:
-        with h5py.File(temporary, "w") as file:
+    with atomic_file(path) as handle:
+        with h5py.File(handle, "w") as file:
             for name, values in data.items():
                 file.create_dataset(name, data=values, track_times=False)
-            file["coords"].attrs.update(_peer_attributes(grid))
+            file["coords"].attrs.update(_trident_attributes_of(grid))
             file.attrs.update(_attributes(grid))
             file.attrs["data_sha256"] = _data_digest(file)
             file.attrs["file_size"] = np.int64(0)
             file.attrs.create(_SEAL, np.bytes_(b"0" * 64))
-        seal(temporary)
+        _seal(handle)
 
 
 def read_grid(path: Path) -> TileGrid:
-    """Read a grid. Raises GridFileError when the file is not a complete grid of this schema."""
+    """Read a grid. Raises GridFileError when the file is no complete grid of this schema, or its rows changed."""
     if not _is_sealed(path, kind="grid"):
         raise GridFileError(
             f"{path}: not a complete grid file of schema {SCHEMA_VERSION}. Remove it and run `tile` again."
         )
-    with h5py.File(path, "r") as file:
+    if not grid_is_intact(path):
+        raise GridChangedError(f"{path}: its rows changed after it was written. Remove it and run `tile` again.")
+    with h5py.File(path, "r", locking=False) as file:
         attrs = file.attrs
         spec = json.loads(attrs["spec"])
         return TileGrid(
@@ -73,7 +81,7 @@ def grid_is_complete(
     """Whether `path` holds a whole grid made with these settings; what is None is not compared. Takes milliseconds."""
     if not _is_sealed(path, kind="grid"):
         return False
-    with h5py.File(path, "r") as file:
+    with h5py.File(path, "r", locking=False) as file:
         attrs = file.attrs
         return (
             attrs["params_digest"] == spec_digest
@@ -87,17 +95,17 @@ def grid_is_intact(path: Path) -> bool:
     """Whether a complete grid's data still have the digest they were written with: reads all of it."""
     if not _is_sealed(path, kind="grid"):
         return False
-    with h5py.File(path, "r") as file:
+    with h5py.File(path, "r", locking=False) as file:
         return bool(file.attrs["data_sha256"] == _data_digest(file))
 
 
-def seal(path: Path) -> None:
+def _seal(handle: SteadyFile) -> None:
     """Fill in `file_size` and the header digest of a file whose attributes already hold room for them.
 
     Both are overwritten in place, so that the size the file tells of is the size it has.
     """
-    size = path.stat().st_size
-    with h5py.File(path, "r+") as file:
+    size = handle.seek(0, io.SEEK_END)
+    with h5py.File(handle, "r+") as file:
         file.attrs.modify("file_size", np.int64(size))
         file.attrs.modify(_SEAL, np.bytes_(_header_digest(file).encode()))
 
@@ -105,7 +113,7 @@ def seal(path: Path) -> None:
 def _is_sealed(path: Path, *, kind: str) -> bool:
     """Whether name, row count, size and header digest agree, and the file is of this kind and schema."""
     try:
-        with h5py.File(path, "r") as file:
+        with h5py.File(path, "r", locking=False) as file:
             attrs = file.attrs
             return bool(
                 attrs["kind"] == kind
@@ -121,7 +129,7 @@ def _is_sealed(path: Path, *, kind: str) -> bool:
 
 def _header_digest(file: h5py.File) -> str:
     """Digest over every attribute but itself, and over the datasets' names, shapes and types."""
-    attributes = [(name, str(value)) for name, value in sorted(file.attrs.items()) if name != _SEAL]
+    attributes = [(name, np.asarray(value).tolist()) for name, value in sorted(file.attrs.items()) if name != _SEAL]
     datasets = [(name, item.shape, str(item.dtype)) for name, item in sorted(file.items())]
     return hashlib.sha256(json.dumps([attributes, datasets]).encode()).hexdigest()
 
@@ -166,24 +174,44 @@ def _attributes(grid: TileGrid) -> dict[str, Any]:
     }
 
 
-def _peer_attributes(grid: TileGrid) -> dict[str, Any]:
-    """What readers of TRIDENT's coordinate files look for; its magnifications are binned, so mpp is the truth here."""
-    plan, spec = grid.plan, grid.spec
+def trident_attributes(
+    *,
+    slide_id: str,
+    slide_mpp: float,
+    size_l0: tuple[int, int],
+    tile_px: int,
+    tile_mpp: float,
+    tile_size_l0: int,
+    overlap_px: int,
+) -> dict[str, Any]:
+    """What readers of TRIDENT's files look for on `coords`; its magnifications are binned, so mpp is the truth here."""
     return {
-        "patch_size": spec.tile_px,
-        "patch_size_level0": plan.tile_size_l0[0],
-        "level0_magnification": _magnification(sum(grid.slide.mpp) / 2),
-        "target_magnification": _magnification(spec.mpp),
-        "overlap": max(0, spec.tile_px - spec.step_px),
-        "name": grid.slide.slide_id,
-        "savetodir": "None",
-        "level0_width": grid.slide.size_l0[0],
-        "level0_height": grid.slide.size_l0[1],
+        "patch_size": tile_px,
+        "patch_size_level0": tile_size_l0,
+        "level0_magnification": _magnification(slide_mpp),
+        "target_magnification": _magnification(tile_mpp),
+        "overlap": max(0, overlap_px),
+        "name": slide_id,
+        "savetodir": ".",
+        "level0_width": size_l0[0],
+        "level0_height": size_l0[1],
     }
 
 
 def _magnification(mpp: float) -> int:
-    return min(_MAGNIFICATIONS, key=lambda power: abs(np.log(power * mpp / 10)))
+    return next((power for limit, power in _MAGNIFICATIONS if mpp < limit), 1)
+
+
+def _trident_attributes_of(grid: TileGrid) -> dict[str, Any]:
+    return trident_attributes(
+        slide_id=grid.slide.slide_id,
+        slide_mpp=grid.slide.mpp[0],
+        size_l0=grid.slide.size_l0,
+        tile_px=grid.spec.tile_px,
+        tile_mpp=grid.spec.mpp,
+        tile_size_l0=grid.plan.tile_size_l0[0],
+        overlap_px=grid.spec.tile_px - grid.spec.step_px,
+    )
 
 
 def _tuples(record: Mapping[str, Any]) -> dict[str, Any]:

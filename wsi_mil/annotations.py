@@ -1,28 +1,26 @@
 """GeoJSON annotations (level-0 pixels) -> polygons, and how much of each tile they cover."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import shapely
 from numpy.typing import NDArray
 
+from tiling.geojson import Rings, polygons_of
 from wsi_mil.errors import UserError
-
-_COLLECTIONS = {"FeatureCollection": "features", "GeometryCollection": "geometries"}
 
 
 class AnnotationError(UserError):
     """An annotation file cannot be read as polygons."""
 
 
-def read_polygons(path: Path) -> tuple[shapely.Polygon, ...]:
-    """Polygons of a GeoJSON file in level-0 pixels, holes kept, a third coordinate dropped.
+def read_polygons(path: Path, *, bounds_l0: tuple[int, int, int, int]) -> tuple[shapely.Polygon, ...]:
+    """Polygons of a GeoJSON file in level-0 pixels, holes kept; rings that cross themselves are mended.
 
-    Takes a FeatureCollection, a Feature, a list of features (QuPath writes those) or a bare geometry; points and lines
-    cover no ground and are left out; rings that cross themselves are mended. Raises AnnotationError otherwise.
+    bounds_l0: x, y, width, height of the slide's scanned area, from whose corner QuPath counts; what is read and in
+    which frame is told in `tiling.geojson`. Raises AnnotationError for a file that is none.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8-sig"))
@@ -31,23 +29,13 @@ def read_polygons(path: Path) -> tuple[shapely.Polygon, ...]:
     except ValueError as error:
         raise AnnotationError(f"{path}: not JSON ({error}). Export the annotation as GeoJSON.") from error
     try:
-        return polygons_of(document)
-    except (AnnotationError, KeyError, TypeError, ValueError, IndexError, shapely.errors.ShapelyError) as error:
+        found = polygons_of(document, bounds_l0=bounds_l0)
+        return tuple(polygon for rings in found for polygon in _valid(rings))
+    except (ValueError, shapely.errors.ShapelyError) as error:
         raise AnnotationError(
             f"{path}: not a GeoJSON annotation ({error}). Polygon and MultiPolygon in level-0 pixels are read, alone, "
             f"in a Feature or in a FeatureCollection. Export it so."
         ) from error
-
-
-def polygons_of(document: Any) -> tuple[shapely.Polygon, ...]:
-    """Polygons of a parsed GeoJSON document; see `read_polygons`."""
-    polygons: list[shapely.Polygon] = []
-    for geometry in _geometries(document):
-        if geometry["type"] not in ("Polygon", "MultiPolygon"):
-            continue
-        parts = [geometry["coordinates"]] if geometry["type"] == "Polygon" else geometry["coordinates"]
-        polygons.extend(polygon for rings in parts if rings for polygon in _valid(rings))
-    return tuple(polygons)
 
 
 def lesion_fraction(
@@ -74,27 +62,8 @@ def lesion_fraction(
     return np.clip(covered, 0.0, 1.0)
 
 
-def _geometries(document: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(document, list):
-        for item in document:
-            yield from _geometries(item)
-        return
-    if not isinstance(document, dict) or "type" not in document:
-        raise AnnotationError("no 'type' in it")
-    kind = document["type"]
-    if kind in _COLLECTIONS:
-        yield from _geometries(document[_COLLECTIONS[kind]])
-    elif kind == "Feature":
-        if document.get("geometry") is not None:
-            yield from _geometries(document["geometry"])
-    elif "coordinates" in document:
-        yield document
-    else:
-        raise AnnotationError(f"unknown type {kind!r}")
-
-
-def _valid(rings: list[list[list[float]]]) -> list[shapely.Polygon]:
-    shell, *holes = [[point[:2] for point in ring] for ring in rings]
+def _valid(rings: Rings) -> list[shapely.Polygon]:
+    shell, *holes = rings
     polygon = shapely.Polygon(shell, holes)
     if polygon.is_valid:
         return [polygon]

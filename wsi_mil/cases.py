@@ -9,8 +9,11 @@ from pathlib import Path
 import pandas as pd
 
 from tiling.discovery import find_slides
-from wsi_mil.errors import RunError, SlideError
+from tiling.slide import Slide
+from wsi_mil.errors import ConfigError, RunError, SlideError
+from wsi_mil.heatmap import TileScores
 from wsi_mil.runs import FoldKey, RunDir
+from wsi_mil.thresholds import threshold_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,9 @@ class Case:
     label: str
     """The true class; empty where it is not known."""
     predicted: str
+    """Of two classes the last from the threshold up, as the report decides; else the largest probability."""
+    threshold: float
+    """Mean over the models in `keys`; NaN with more than two classes."""
     probabilities: Mapping[str, float]
     """Class -> probability, the mean over the models in `keys`."""
     loss: float
@@ -39,27 +45,38 @@ class Case:
         """Whether a known label was missed."""
         return bool(self.label) and self.predicted != self.label
 
+    @property
+    def how_sure(self) -> str:
+        """Probability of the prediction as text, with the threshold where that is not a half."""
+        probability = f"{self.probabilities[self.predicted]:.2f}"
+        if math.isnan(self.threshold) or self.threshold == 0.5:
+            return probability
+        return f"{probability}, {list(self.probabilities)[-1]} from {self.threshold:.2f} up"
+
 
 def read_cases(run: RunDir, method: str) -> list[Case]:
-    """The slides that a method was tested on, the worst first. Raises RunError for a method the run does not have."""
+    """The slides that a method was tested on, the worst first. Raises ConfigError for a method the run has not."""
     if method not in run.methods():
-        raise RunError(f"{run.path.name} has no method {method!r}; it has {', '.join(run.methods())}.")
+        raise ConfigError(f"{run.path.name} has no method {method!r}; it has {', '.join(run.methods())}.")
     predictions = run.predictions()
     rows = predictions[predictions["method"] == method]
     by_slide = dict(list(rows[rows["slide"] != ""].groupby("slide")))
     by_patient = dict(list(rows[rows["slide"] == ""].groupby("patient")))
+    classes = [name.removeprefix("prob_") for name in rows.columns if name.startswith("prob_")]
+    models = {FoldKey(*map(int, key)) for key in rows[["repeat", "fold", "seed"]].to_numpy()}
+    cuts = {key: threshold_of(run, method, key, classes).value for key in models}
     cohort = run.cohort()
     cases = []
     for _, record in cohort.iterrows():
         own = by_slide.get(record["slide"], by_patient.get(record["patient"]))
         if own is not None:
-            cases.append(_case(record, own))
+            cases.append(_case(record, own, cuts))
     return sorted(cases, key=lambda case: (-case.loss if math.isfinite(case.loss) else math.inf, case.slide_id))
 
 
 def check_tested(run: RunDir) -> None:
     """Raise RunError when the folder holds no run, or one without predictions of slides that its models did not see."""
-    if run.config().get("kind") == "train" and not run.is_finished():
+    if run.config()["kind"] == "train":
         raise RunError(
             f"{run.path} holds a model that was trained on the whole cohort, and tested on nothing. "
             f"Score slides with it (wsi-mil predict {run.path} --bags BAGS --out OUT) and give that OUT."
@@ -75,12 +92,16 @@ class SlideFinder:
 
     def find(self, case: Case) -> Path:
         """The slide's file. Raises SlideError, naming what was looked for, when there is none."""
-        if case.path and (self.root / case.path).exists():
-            return self.root / case.path
-        if case.slide_id in self._by_id:
-            return self._by_id[case.slide_id]
+        return self.locate(case.slide_id, path=case.path)
+
+    def locate(self, slide_id: str, *, path: str) -> Path:
+        """The same of a slide by its id and its path as the cohort has it, which may be empty."""
+        if path and (self.root / path).exists():
+            return self.root / path
+        if slide_id in self._by_id:
+            return self._by_id[slide_id]
         raise SlideError(
-            f"{case.slide_id}: its file {case.path or case.slide_id + '.*'} is not below {self.root}. "
+            f"{slide_id}: its file {path or slide_id + '.*'} is not below {self.root}. "
             f"Give the folder that holds it with --slides DIR, or bring the file back."
         )
 
@@ -89,6 +110,17 @@ class SlideFinder:
         if not self.root.is_dir():
             return {}
         return {source.slide_id: source.path for source in find_slides(self.root).sources}
+
+
+def check_same_slide(slide: Slide, scores: TileScores) -> None:
+    """Raise SlideError when the file is not the one that was scored."""
+    there, scored = slide.info, scores.geometry
+    if there.size_l0 != scored.level0_size or (there.fingerprint != scores.slide_fingerprint):
+        raise SlideError(
+            f"{scores.slide_id}: {slide.path} ({there.size_l0[0]} x {there.size_l0[1]}, {there.fingerprint[:8]}) "
+            f"is not the file that was scored ({scored.level0_size[0]} x {scored.level0_size[1]}, "
+            f"{scores.slide_fingerprint[:8]}). Give the folder with the original: --slides DIR."
+        )
 
 
 def slides_root(run: RunDir, slides: Path | None) -> Path:
@@ -102,23 +134,33 @@ def slides_root(run: RunDir, slides: Path | None) -> Path:
     return root
 
 
-def _case(record: "pd.Series[str]", rows: pd.DataFrame) -> Case:
+def _case(record: "pd.Series[str]", rows: pd.DataFrame, cuts: Mapping[FoldKey, float]) -> Case:
     names = [name for name in rows.columns if name.startswith("prob_")]
     probabilities = {name.removeprefix("prob_"): float(rows[name].mean()) for name in names}
     label = str(rows["target"].iloc[0])
     known = probabilities.get(label)
+    keys = tuple(sorted({FoldKey(*map(int, key)) for key in rows[["repeat", "fold", "seed"]].to_numpy()}))
+    threshold = math.fsum(cuts[key] for key in keys) / len(keys)
     return Case(
         slide_id=record["slide"],
         patient=record["patient"],
         site=record.get("site", ""),
         label=label,
-        predicted=max(probabilities, key=lambda name: probabilities[name]),
+        predicted=_decided(probabilities, threshold),
+        threshold=threshold,
         probabilities=probabilities,
         loss=math.nan if known is None else -math.log(max(known, 1e-12)),
-        keys=tuple(sorted({FoldKey(*map(int, key)) for key in rows[["repeat", "fold", "seed"]].to_numpy()})),
+        keys=keys,
         path=record.get("path", ""),
         mpp=_mpp(record),
     )
+
+
+def _decided(probabilities: Mapping[str, float], threshold: float) -> str:
+    if math.isnan(threshold):
+        return max(probabilities, key=lambda name: probabilities[name])
+    negative, positive = probabilities
+    return positive if probabilities[positive] >= threshold else negative
 
 
 def _mpp(record: "pd.Series[str]") -> tuple[float, float] | None:

@@ -32,8 +32,9 @@ def load_state(path: Path) -> State:
     try:
         return dict(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # what torch raises on a damaged file depends on the damage
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RunError(
-            f"{path} cannot be read ({error}). Remove its folder and give the same command again."
+            f"{path} cannot be read ({reason}). Remove it and give the command that made the run again."
         ) from error
 
 
@@ -55,11 +56,17 @@ def save_model(path: Path, model: MILModel, *, method: MethodSpec, task: Task) -
 def load_model(path: Path, device: torch.device) -> tuple[MILModel, Task]:
     """A trained model in eval mode, and its task. Raises RunError when the file is damaged or of another kind."""
     state = load_state(path)
-    header = json.loads(state.get("header", "{}"))
-    if header.get("kind") != "mil_model" or header.get("schema_version") != _SCHEMA:
-        raise RunError(f"{path} holds no trained model of this version of wsi-mil. Train it again.")
-    task = Task(**{**header["task"], "classes": tuple(header["task"]["classes"])})
-    model, _ = build(MethodSpec(**header["method"]), in_dim=header["in_dim"], task=task, seed=0)
+    try:
+        header = json.loads(state.get("header", "{}"))
+        if header.get("kind") != "mil_model" or header.get("schema_version") != _SCHEMA:
+            raise ValueError("kind or schema_version")
+        task = Task(**{**header["task"], "classes": tuple(header["task"]["classes"])})
+        method = MethodSpec(**header["method"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise RunError(
+            f"{path} holds no trained model of this version of wsi-mil ({error}). Train it again."
+        ) from error
+    model, _ = build(method, in_dim=header["in_dim"], task=task, seed=0)
     try:
         model.load_state_dict(state["weights"])
     except RuntimeError as error:

@@ -16,7 +16,7 @@ from wsi_mil.fixes import FILE_NAME
 from wsi_mil.matching import SlideIndex, index_ids, index_sources
 from wsi_mil.records import Cohort, CohortSpec, Exclusion, SlideRecord
 from wsi_mil.splits import Fold, FoldSpec, check_folds, folds_from_frame, make_folds, stratum_of
-from wsi_mil.tables import read_table, rename_columns
+from wsi_mil.tables import read_table, rename_columns, spelled_alike
 
 __all__ = [
     "Cohort",
@@ -24,6 +24,7 @@ __all__ = [
     "Exclusion",
     "Scan",
     "SlideRecord",
+    "alike_patients",
     "find_sources",
     "folds_for",
     "labels_of_patients",
@@ -89,6 +90,8 @@ def scan_cohort(
     """As `read_cohort`, but collect what is wrong instead of raising. Raises where the table cannot be read at all."""
     table = rename_columns(read_table(path, sheet=spec.sheet), spec.columns)
     pattern, notes = patient_pattern(table, spec)
+    if not table.rows:
+        raise CohortError(f"{path.name}: has the columns {', '.join(table.columns)}, but no row")
     discovery = None if slides is None else find_slides(slides)
     index = _index(discovery, known_ids)
     matching = match_rows(table, index)
@@ -101,6 +104,7 @@ def scan_cohort(
         warnings.append(f"{fixes_path.name} beside the table is honoured: it decides on {decided} slides.")
     if discovery is not None:
         warnings.extend(f"{item}: {reason}" for item, reason in discovery.problems)
+    warnings.extend(alike_patients(enrolment.records))
     extra = () if index is None else tuple(sorted(index.ids - {slide_id for slide_id, _ in matching.matched}))
     cohort = Cohort(
         records=enrolment.records,
@@ -111,6 +115,15 @@ def scan_cohort(
     )
     problems = (*matching.problems, *enrolment.problems)
     return Scan(cohort=cohort, problems=problems, discovery=discovery, fixes=fixes, unknown_fixes=tuple(unknown))
+
+
+def alike_patients(records: Iterable[SlideRecord]) -> list[str]:
+    """A sentence for each group of patients that a careless hand may have made of one."""
+    return [
+        f"patients {' and '.join(map(repr, group))} are held for different ones; if they are one, its slides can be "
+        "split between training and test: spell it in one way"
+        for group in spelled_alike({record.patient for record in records})
+    ]
 
 
 def labels_of_patients(records: Iterable[SlideRecord], target: str) -> dict[str, set[str]]:
@@ -164,7 +177,7 @@ def folds_for(
             allow_absent_class=spec.allow_absent_class,
         )
     folds = folds_from_frame(_frame(spec.file))
-    check_folds(folds, classes_of)
+    check_folds(folds, classes_of, allow_absent_class=spec.allow_absent_class, sites=sites if spec.by_site else None)
     return folds
 
 

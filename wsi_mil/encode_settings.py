@@ -46,12 +46,12 @@ def check_spec(spec: EncodeSpec) -> None:
     """Raises ConfigError for numbers and names that cannot be."""
     unknown = [name for name in spec.accept_contract_breach if name not in _BREACHES]
     if unknown:
-        raise ConfigError(f"--encoder.accept_contract_breach {', '.join(unknown)}: choose from {', '.join(_BREACHES)}.")
-    for name, value in (("batch_size", spec.batch_size), ("readers", spec.readers), ("input_px", spec.input_px)):
+        raise ConfigError(f"--accept-contract-breach {', '.join(unknown)}: choose from {', '.join(_BREACHES)}.")
+    for flag, value in (("--batch-size", spec.batch_size), ("--readers", spec.readers), ("--input-px", spec.input_px)):
         if value is not None and value < 1:
-            raise ConfigError(f"--encoder.{name} is {value}; it must be 1 or more.")
+            raise ConfigError(f"{flag} is {value}; it must be 1 or more.")
     if not 0 <= spec.max_failed_tiles <= 1:
-        raise ConfigError(f"--encoder.max_failed_tiles is {spec.max_failed_tiles}; it is a fraction from 0 to 1.")
+        raise ConfigError(f"--max-failed-tiles is {spec.max_failed_tiles}; it is a fraction from 0 to 1.")
 
 
 def settle(spec: EncodeSpec, grids: Mapping[str, TileGrid]) -> Settings:
@@ -65,7 +65,7 @@ def settle(spec: EncodeSpec, grids: Mapping[str, TileGrid]) -> Settings:
     if refused:
         raise ConfigError(
             f"encoder {encoder.name}: {'; '.join(found[name] for name in refused)}. Tile at what it was trained at, "
-            f"or go on with --encoder.accept_contract_breach '{json.dumps(sorted(refused))}'; every bag will say so."
+            f"or go on with --accept-contract-breach {' '.join(sorted(refused))}; every bag will say so."
         )
     encoder.probe(tiles.tile_px)
     return Settings(

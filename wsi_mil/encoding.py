@@ -219,9 +219,7 @@ def _largest_batch(encoder: Encoder, tile_px: int, precision: Precision) -> int:
             torch.cuda.empty_cache()
         else:
             return size
-    raise ConfigError(
-        f"encoder {encoder.name}: not even one tile of {tile_px} px fits on the GPU. Use --device cpu."
-    )
+    raise ConfigError(f"encoder {encoder.name}: not even one tile of {tile_px} px fits on the GPU. Use --device cpu.")
 
 
 def available_cores() -> int:

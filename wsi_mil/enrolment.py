@@ -14,6 +14,7 @@ from wsi_mil.tables import Row, Table, columns_there, did_you_mean, known
 
 RESERVED = ("slide", "patient", "site", "slide_mpp", "mask", "annotation")
 PATIENT_PRESETS = {"tcga": r"^(TCGA-[A-Za-z0-9]{2}-[A-Za-z0-9]{4})"}
+_MOST_HINTS = 30  # rows for which all slides are searched for a like name; more would take minutes in a large cohort
 _SAME_NAME = 0.85  # how alike two slide names must be to propose one for the other; s90 and s10 are not
 
 Problems = tuple[tuple[str, str], ...]
@@ -89,11 +90,12 @@ def match_rows(table: Table, index: SlideIndex | None) -> Matching:
     index = index or index_ids({_id_in(row) for row in named})
     matches = [(row, index.find(row.cells["slide"])) for row in named]
     by_whole_name = {match.exact or match.hits[0] for _, match in matches if match.exact or len(match.hits) == 1}
-    matched, missing = [], []
+    matched: list[tuple[str, Row]] = []
+    missing: list[tuple[Row, str]] = []
     for row, match in matches:
         rivals = [hit for hit in match.hits if hit != match.exact and hit not in by_whole_name]
         if not match.hits:
-            missing.append((row, _why_missing(row, index, match.proposals)))
+            missing.append((row, _why_missing(row, index, match.proposals, near=len(missing) < _MOST_HINTS)))
         elif len(match.hits) == 1 or (match.exact is not None and not rivals):
             matched.append((match.exact or match.hits[0], row))
         else:
@@ -114,6 +116,8 @@ def fixes_by_id(path: Path | None, index: SlideIndex, missing_ids: Sequence[str]
     for fix in read_fixes(path):
         found = index.find(fix.slide)
         hits = (found.exact,) if found.exact else found.hits or missing.find(fix.slide).hits
+        if not hits:  # the fix may hold the slide's whole id, and a row that found no bag only its name
+            hits = tuple(item for item in missing_ids if index_ids([fix.slide]).find(item).hits)
         if len(hits) > 1:
             raise CohortError(
                 f"{fix.where}: {fix.slide!r} can mean {' or '.join(map(repr, hits))}; write the whole path"
@@ -178,7 +182,8 @@ def _without_slide(matching: Matching, fixes: Fixes, unusable: Problems) -> Iter
         if fix is not None and fix.exclude:
             yield Exclusion(item=slide_id, reason=fix.why)
         else:
-            yield Exclusion(item=row.cells["slide"], reason=reason + why_not.get(slide_id, ""), outcome="missing")
+            why = reason + why_not.get(slide_id, "")
+            yield Exclusion(item=row.cells["slide"], reason=why, outcome="missing", values=_values(row))
 
 
 class _BadRowError(CohortError):
@@ -219,11 +224,15 @@ def _record(
         slide_id=slide_id,
         patient=_patient(slide_id, row, pattern),
         site=known(cells.get("site", "")),
-        values={name: known(text) for name, text in cells.items() if name not in RESERVED},
+        values=_values(row),
         slide_mpp=slide_mpp,
         mask=mask,
         annotation=annotation,
     )
+
+
+def _values(row: Row) -> dict[str, str | None]:
+    return {name: known(text) for name, text in row.cells.items() if name not in RESERVED}
 
 
 def _patient(slide_id: str, row: Row, pattern: re.Pattern[str] | None) -> str:
@@ -269,9 +278,9 @@ def _id_in(row: Row) -> str:
     return slide_id_of(PurePath(row.cells["slide"]))
 
 
-def _why_missing(row: Row, index: SlideIndex, proposals: Sequence[str]) -> str:
+def _why_missing(row: Row, index: SlideIndex, proposals: Sequence[str], *, near: bool) -> str:
     text = f"line {row.line}: there is no slide {row.cells['slide']!r}."
     if proposals:
         alike = " or ".join(map(repr, proposals))
         return f"{text} Is it {alike}? (A number that lost its zeros? Mend the table; nothing is guessed.)"
-    return text + did_you_mean(_id_in(row), index.ids, cutoff=_SAME_NAME)
+    return text + (did_you_mean(_id_in(row), index.ids, cutoff=_SAME_NAME) if near else "")

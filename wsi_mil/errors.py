@@ -1,9 +1,9 @@
 """Errors of the outer rooms that a user can mend; see tiling.errors for the root."""
 
-from tiling.errors import MissingPixelSize, NoTissue, SlideError, SlideTooSmall, UserError
+from tiling.errors import MissingPixelSize, NoTissue, SlideError, SlideTooSmall, UserError, WrongUse
 
 
-class ConfigError(UserError):
+class ConfigError(WrongUse):
     """A wish that cannot be met: unknown name, wrong type, settings that contradict each other."""
 
 
@@ -29,4 +29,5 @@ __all__ = [
     "SlideTooSmall",
     "StoreError",
     "UserError",
+    "WrongUse",
 ]

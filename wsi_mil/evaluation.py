@@ -11,6 +11,7 @@ from torch import Tensor
 
 from wsi_mil.bags import Bag, pack
 from wsi_mil.datasets import BagDataset, Item, read_ahead
+from wsi_mil.errors import RunError
 from wsi_mil.heatmap import TileGeometry, TileScores
 from wsi_mil.models._base import MILModel, StoredScores
 from wsi_mil.runs import FoldKey
@@ -37,7 +38,7 @@ def answer_each(
 
 
 def answer(model: MILModel, bag: Bag, *, device: torch.device, columns: Sequence[StoredScores] = ()) -> Answer:
-    """What the model says of one bag. Its mode is restored."""
+    """What the model says of one bag. Its mode is restored. Raises RunError when that is no finite number."""
     was_training = model.training
     model.eval()
     with torch.inference_mode():
@@ -46,6 +47,11 @@ def answer(model: MILModel, bag: Bag, *, device: torch.device, columns: Sequence
         logits = output.logits[0].float().cpu()
     model.train(was_training)
     values = np.stack(scores, axis=1) if scores else np.empty((len(bag), 0))
+    if not torch.isfinite(logits).all() or not np.isfinite(values).all():
+        raise RunError(
+            f"{bag.id}: the model's answer is not a finite number (its features reach {bag.features.abs().max():g}). "
+            f"Look at this bag with `wsi-mil check`, or train with a smaller train.lr."
+        )
     return Answer(logits=logits, tile_scores=values.astype(np.float32))
 
 

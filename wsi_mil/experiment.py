@@ -1,9 +1,10 @@
 """The loop over methods, folds and seeds: train each model, test it, and collect what they predicted."""
 
 import logging
+import math
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -17,8 +18,8 @@ from torch import Tensor
 from tiling.atomic import remove_leftovers
 from wsi_mil import __version__
 from wsi_mil.checkpoints import save_model
-from wsi_mil.datasets import BagDataset, BagReader, Item
-from wsi_mil.errors import RunError
+from wsi_mil.datasets import BagDataset, BagReader, Cache, Item
+from wsi_mil.errors import RunError, UserError
 from wsi_mil.evaluation import answer_each, prediction_columns, prediction_rows, split_by_slide
 from wsi_mil.malloc import keep_freed_memory
 from wsi_mil.methods import MethodSpec, build, override, rehearse
@@ -29,6 +30,7 @@ from wsi_mil.runs import FoldKey, RunDir, write_frame
 from wsi_mil.splits import Fold, folds_to_frame
 from wsi_mil.study import Study, cohort_frame
 from wsi_mil.tasks import Task
+from wsi_mil.thresholds import threshold_of_rows
 from wsi_mil.train_spec import TrainSpec
 from wsi_mil.training import FitFiles, fit, weights_seed
 from wsi_mil.workers import run_in_processes
@@ -112,10 +114,15 @@ class _Job:
     def name(self) -> str:
         return f"{self.method.shown} {self.key}"
 
+    def is_whole(self) -> bool:
+        """Whether this model needs no work."""
+        tested = self.study.of_patients(self.fold.test)
+        return self.run.is_whole(self.method.shown, self.key, (s for item in tested for s in item.slide_ids))
+
     def epochs_logged(self) -> int:
         """Epochs that the log of this model holds by now."""
         path = self.run.log_path(self.method.shown, self.key)
-        return max(0, path.read_text().count("\n") - 1) if path.is_file() else 0
+        return max(0, path.read_bytes().count(b"\n") - 1) if path.is_file() else 0
 
 
 def train_all(run: RunDir, study: Study, folds: Sequence[Fold], plans: Sequence[Plan], *, workers: int = 1) -> Loop:
@@ -124,16 +131,19 @@ def train_all(run: RunDir, study: Study, folds: Sequence[Fold], plans: Sequence[
     workers: processes; the threads of this machine are shared out among them.
     """
     keep_freed_memory()
-    reader = BagReader(study.store, cache=plans[0][1].cache, total_bytes=study.total_bytes)
+    readers = _readers(study, plans)
     jobs = [
-        _Job(run=run, study=study, reader=reader, method=method, spec=spec, fold=fold, seed=seed)
+        _Job(run=run, study=study, reader=readers[spec.cache], method=method, spec=spec, fold=fold, seed=seed)
         for method, spec in plans
         for fold in folds
         for seed in spec.seeds
     ]
-    finished = [job for job in jobs if run.selection_path(job.method.shown, job.key).is_file()]
-    for job in finished:
-        run.resume_path(job.method.shown, job.key).unlink(missing_ok=True)
+    finished = [job for job in jobs if job.is_whole()]
+    for job in jobs:
+        if job in finished:
+            run.resume_path(job.method.shown, job.key).unlink(missing_ok=True)
+        else:  # a file of it was lost: what is left must not pass for a finished model
+            run.selection_path(job.method.shown, job.key).unlink(missing_ok=True)
     todo = [job for job in jobs if job.name not in {other.name for other in finished}]
     done, failures = [], []
     with progress("training", sum(job.spec.epochs for job in todo), "epochs") as bar:
@@ -148,6 +158,13 @@ def train_all(run: RunDir, study: Study, folds: Sequence[Fold], plans: Sequence[
         reused=tuple(job.name for job in finished),
         failures=tuple(sorted(failures, key=lambda failure: names.index(failure.item))),
     )
+
+
+def _readers(study: Study, plans: Sequence[Plan]) -> dict[Cache, BagReader]:
+    """A reader for each wish; those that keep bags are one, so that no bag is kept twice."""
+    readers = {spec.cache: BagReader(study.store, cache=spec.cache, total_bytes=study.total_bytes) for _, spec in plans}
+    shared = {reader.keeps: reader for reader in readers.values()}
+    return {cache: shared[reader.keeps] for cache, reader in readers.items()}
 
 
 def threads_of(workers: int) -> int:
@@ -197,7 +214,7 @@ def _try_one(job: _Job, on_epoch: Callable[[str], None] = lambda note: None) -> 
         _train_one(job, on_epoch)
     except Exception as error:
         _LOG.debug("%s", job.name, exc_info=True)
-        return f"{type(error).__name__}: {error}"
+        return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     return ""
 
 
@@ -219,7 +236,7 @@ def _train_one(job: _Job, on_epoch: Callable[[str], None]) -> None:
     model, objective = build(
         method, in_dim=study.in_dim, task=study.task, seed=weights_seed(key.seed), class_weights=weights
     )
-    boards = run.path / "tensorboard" / label / str(key) if spec.tensorboard else None
+    boards = run.tensorboard_dir(label, key) if spec.tensorboard else None
     selection = fit(
         model,
         objective,
@@ -238,7 +255,9 @@ def _train_one(job: _Job, on_epoch: Callable[[str], None]) -> None:
     write_frame(run.validation_path(label, key), rows)
     test = BagDataset(reader, study.of_patients(fold.test))
     write_frame(run.test_path(label, key), _test(run, study, model, test, label=label, key=key, spec=spec))
-    run.write_selection(label, key, selection)
+    cut = threshold_of_rows(rows, study.task.classes)
+    value = None if math.isnan(cut.value) else cut.value
+    run.write_selection(label, key, replace(selection, threshold=value, threshold_source=cut.source))
     run.resume_path(label, key).unlink(missing_ok=True)
 
 

@@ -7,10 +7,11 @@ from typing import Literal
 
 from tiling.discovery import SlideSource
 from tiling.slide import SlideHeader, choose_mpp
-from wsi_mil.cohort import Cohort, Scan, labels_of_patients
+from wsi_mil.cohort import Cohort, Scan, alike_patients, labels_of_patients
 from wsi_mil.errors import CohortError, MissingPixelSize, SlideError
 from wsi_mil.records import SlideRecord
 from wsi_mil.splits import make_folds
+from wsi_mil.tables import spelled_alike
 
 Headers = Mapping[str, SlideHeader | SlideError]
 """slide id -> what its file says, or why it cannot be read."""
@@ -89,6 +90,15 @@ def label_findings(
         for patient, found in labels.items()
         if len(found) > 1 and level != "slide"
     ]
+    values = {value for found in labels.values() for value in found}
+    findings += [
+        Finding(
+            kind="spelled alike",
+            item=f"column {column}",
+            reason=f"{' and '.join(map(repr, group))} count as {len(group)} classes; spell them in one way",
+        )
+        for group in spelled_alike(values)
+    ]
     try:
         make_folds(labels, n_folds=n_folds)
     except CohortError as error:
@@ -96,8 +106,13 @@ def label_findings(
     return findings
 
 
+def patient_findings(records: Sequence[SlideRecord]) -> list[Finding]:
+    """Patients that are spelled nearly the same."""
+    return [Finding(kind="spelled alike", item="column patient", reason=text) for text in alike_patients(records)]
+
+
 def site_findings(records: Sequence[SlideRecord]) -> list[Finding]:
-    """Patients with two sites."""
+    """Patients with two sites, and sites that are spelled nearly the same."""
     sites: dict[str, set[str]] = {}
     for record in records:
         if record.site is not None:
@@ -110,6 +125,13 @@ def site_findings(records: Sequence[SlideRecord]) -> list[Finding]:
         )
         for p, found in sites.items()
         if len(found) > 1
+    ] + [
+        Finding(
+            kind="spelled alike",
+            item="column site",
+            reason=f"{' and '.join(map(repr, group))} count as {len(group)} sites; spell them in one way",
+        )
+        for group in spelled_alike({site for found in sites.values() for site in found})
     ]
 
 

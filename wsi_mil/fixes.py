@@ -6,8 +6,9 @@ Columns: slide, slide_mpp (`0.25` or `0.25x0.26`; empty for as it is), exclude (
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from tiling.atomic import write_text
@@ -92,14 +93,14 @@ def parse_mpp(text: str, *, where: str) -> tuple[float, float] | None:
 def write_fixes(folder: Path, rows: Iterable[tuple[str, str]], *, existing: Sequence[Fix] | None) -> Path | None:
     """Write rows (slide, reason) that wait for a decision; return the file, or None when there is nothing to add.
 
-    An existing fixes.csv belongs to the user and is never touched: its rows and the new ones go to fixes.new.csv.
+    A file that is there belongs to the user and is never touched: the rows of `existing` and the new ones go to
+    fixes.new.csv, fixes.new2.csv ..., the first name that is free or holds exactly these rows.
     """
     kept = list(existing or ())
     named = {fix.slide for fix in kept}
     new = [Fix(slide=slide, reason=reason) for slide, reason in rows if slide not in named]
     if not new:
         return None
-    path = folder / (FILE_NAME if existing is None else "fixes.new.csv")
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -107,8 +108,18 @@ def write_fixes(folder: Path, rows: Iterable[tuple[str, str]], *, existing: Sequ
         mpp = "" if fix.slide_mpp is None else "x".join(dict.fromkeys(map(repr, fix.slide_mpp)))
         writer.writerow((fix.slide, mpp, "yes" if fix.exclude else "", fix.reason))
     text = buffer.getvalue()
-    write_text(path, text if text.isascii() else "\ufeff" + text)  # the mark lets Excel see that it is UTF-8
+    text = text if text.isascii() else "\ufeff" + text  # the mark lets Excel see that it is UTF-8
+    path = next(path for path in _names(folder, existing) if not path.exists() or path.read_bytes() == text.encode())
+    write_text(path, text)
     return path
+
+
+def _names(folder: Path, existing: Sequence[Fix] | None) -> Iterator[Path]:
+    """Where new fixes may go, in the order of preference; without end."""
+    if existing is None:
+        yield folder / FILE_NAME
+    yield folder / "fixes.new.csv"
+    yield from (folder / f"fixes.new{number}.csv" for number in count(2))
 
 
 def _yes(text: str, *, where: str) -> bool:

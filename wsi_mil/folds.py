@@ -13,6 +13,7 @@ PARTS = ("train", "validation", "test")
 _COLUMNS = ("repeat", "fold", "patient", "part")
 _NAMES_SHOWN = 8
 ADVICE = "Use fewer folds, merge rare classes, or bring in more patients."
+ALLOW_ABSENT = "Or accept figures that are not defined in those folds: folds.allow_absent_class true."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,18 @@ class FoldSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HoldOutSpec:
+    """Which patients are held out from training when nobody is tested."""
+
+    validation: float = 0.2
+    """Fraction of the patients that choose epoch and threshold; 0 for none."""
+    seed: int = 0
+    """Seed of the split; it has nothing to do with the seeds of training."""
+    by_site: bool = False
+    """Keep each site whole, in training or in validation, where enough sites remain."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fold:
     """One split of the patients into three disjoint parts, each in the order of the text."""
 
@@ -47,12 +60,17 @@ class Fold:
 
 
 def check_folds(
-    folds: Sequence[Fold], classes_of: Mapping[str, Collection[str]], *, allow_absent_class: bool = True
+    folds: Sequence[Fold],
+    classes_of: Mapping[str, Collection[str]],
+    *,
+    allow_absent_class: bool = True,
+    sites: Mapping[str, str] | None = None,
 ) -> None:
     """Raise CohortError unless the folds are free of leaks and fit the cohort. classes_of: patient -> its labels.
 
     Checked: the three parts of a fold are disjoint and hold every patient and no stranger; every patient is tested
-    once a repeat; each training part holds every class; no test part is empty.
+    once a repeat; each training part holds every class; no test part is empty; with sites (patient -> site), no site is
+    both tested and learnt from.
     """
     if not folds:
         raise CohortError("folds: there is not a single one")
@@ -69,7 +87,10 @@ def check_folds(
                 raise CohortError(
                     f"{name}: the {part} part has no patient of class {names_of(absent)}. "
                     f"Patients a class in the cohort: {_counts(classes_of)}. {ADVICE}"
+                    + (f" {ALLOW_ABSENT}" if part == "test" else "")
                 )
+        if sites is not None:
+            _check_whole_sites(name, fold, sites)
     for repeat, counts in tested.items():
         wrong = {p for p in patients if counts[p] != 1}
         if wrong:
@@ -126,6 +147,15 @@ def _check_membership(name: str, fold: Fold, patients: set[str]) -> None:
             )
     if not fold.test or not fold.train:
         raise CohortError(f"{name}: {len(fold.train)} patients to train on and {len(fold.test)} to test on")
+
+
+def _check_whole_sites(name: str, fold: Fold, sites: Mapping[str, str]) -> None:
+    both = {sites[p] for p in fold.test} & {sites[p] for p in (*fold.train, *fold.validation)}
+    if both:
+        raise CohortError(
+            f"{name}: patients of site {names_of(both)} are in the test part and outside it, so these folds are not by "
+            f"site. Draw new folds, or leave folds.by_site out."
+        )
 
 
 def _counts(classes_of: Mapping[str, Collection[str]]) -> str:

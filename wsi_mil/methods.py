@@ -71,7 +71,7 @@ def parse_method(text: str) -> MethodSpec:
 def resolve_methods(methods: Sequence[str | MethodSpec] | str) -> tuple[MethodSpec, ...]:
     """All methods as specs, names and settings checked, labels unique. Raises ConfigError."""
     given = [methods] if isinstance(methods, str) else methods
-    specs = [parse_method(m) if isinstance(m, str) else m for m in given]
+    specs = [_with_whole_path(parse_method(m) if isinstance(m, str) else m) for m in given]
     if not specs:
         raise ConfigError("methods: none is given. Name at least one, for example [mean_pool, abmil].")
     labels = Counter(spec.shown.lower() for spec in specs)
@@ -131,6 +131,11 @@ def rehearse(spec: MethodSpec, *, in_dim: int, task: Task, bags_per_step: int) -
 def override(spec: _Spec, values: Mapping[str, Any], *, where: str) -> _Spec:
     """A frozen spec with some fields changed; names and types are checked. Raises ConfigError."""
     return replace(spec, **_typed(type(spec), values, where=where))  # type: ignore[type-var]
+
+
+def _with_whole_path(spec: MethodSpec) -> MethodSpec:
+    """A user's own file by its whole path, so that the run can be gone on with and predicted from in any folder."""
+    return replace(spec, name=str(Path(spec.name).resolve())) if spec.name.endswith(".py") else spec
 
 
 def _checked(spec: MethodSpec) -> MethodSpec:

@@ -37,6 +37,11 @@ class TileReader(Protocol):
         """Let the file go."""
 
 
+def most_failed(n: int, fraction: float) -> int:
+    """How many of a slide's `n` tiles may be unreadable."""
+    return int(fraction * n)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SlideJob:
     """One slide to read. Grid and slide are opened when its turn comes."""
@@ -155,6 +160,7 @@ class ReadAhead:
         self._pool = ThreadPoolExecutor(readers, thread_name_prefix="reader")
         self._feeder = threading.Thread(target=self._feed, name="feeder", daemon=True)
         self._states: list[SlideState] = []
+        self._error: BaseException | None = None
 
     def __enter__(self) -> Self:
         self._feeder.start()
@@ -172,8 +178,10 @@ class ReadAhead:
                 state.slide.close()
 
     def take(self) -> Batch | None:
-        """The next batch that has been read; None when there is no more. Waits."""
+        """The next batch that has been read; None when there is no more. Waits. Raises what stopped the feeder."""
         batch = self._full.get()
+        if batch is None and self._error is not None:
+            raise self._error
         return None if self._stop.is_set() else batch
 
     def give_back(self, batch: Batch) -> None:
@@ -201,9 +209,9 @@ class ReadAhead:
                 futures = [future for future in futures if not future.done()]
                 futures += [self._pool.submit(self._read, batch, piece) for piece in pieces]
             wait(futures)
-        except RuntimeError:
+        except BaseException as error:  # raised again where batches are taken: nobody looks at this thread
             if not self._stop.is_set():  # a pool that shuts down takes no more work
-                raise
+                self._error = error
         finally:
             for _ in range(self._takers):
                 self._full.put(None)
@@ -212,8 +220,7 @@ class ReadAhead:
         """Slot after slot, slide after slide, into whatever buffer is free."""
         batch = None
         for job in self._jobs:
-            limit = int(self._max_failed_tiles * job.n)
-            state = SlideState(job=job, max_failed=limit, unread=job.n)
+            state = SlideState(job=job, max_failed=most_failed(job.n, self._max_failed_tiles), unread=job.n)
             self._states = [old for old in self._states if old.unread] + [state]
             row = 0
             while row < job.n:

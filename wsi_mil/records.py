@@ -46,6 +46,8 @@ class Exclusion:
     reason: str
     outcome: str = "excluded"
     """`missing`: there is no such slide (or bag); `excluded`: the user left it out."""
+    values: Mapping[str, str | None] = field(default_factory=dict)
+    """Of a missing one: what its row says, as in a SlideRecord."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,9 @@
 """RunDir: the only place that spells a file name inside a run, and reads and writes its files. Loads no torch."""
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -13,22 +14,28 @@ import yaml
 from tiling.atomic import write_text
 from wsi_mil.errors import RunError
 from wsi_mil.heatmap import TileScores
+from wsi_mil.run_reading import NUMBERED, numbered, read_config, read_frame, read_json
 from wsi_mil.score_files import read_scores, write_scores
+from wsi_mil.statistics.decisions import Threshold
 
 __all__ = [
     "FoldKey",
     "RunDir",
     "Selection",
-    "prediction_numbers",
     "read_scores",
     "write_frame",
     "write_scores",
 ]
 
 _KEY = re.compile(r"r(\d+)_f(\d+)_s(\d+)")
-_NUMBERED = ("repeat", "fold", "seed")
-_SAME_RESULT_ANYWHERE = ("table", "slides", "bags", "train.cache", "train.tensorboard")
-"""Where things lie and how they are watched: a moved study is still the same run."""
+_FOLD_COLUMNS = ("repeat", "fold", "patient", "part")
+_PREDICTION_COLUMNS = ("method", *NUMBERED, "patient", "slide", "target")
+_SAME_RESULT_ANYWHERE = (
+    *("table", "slides", "bags", "train.cache", "train.tensorboard", "train.checkpoint_seconds"),
+    *("folds.file", "cohort.fixes", "cohort.counts", "cohort.warnings"),
+)
+"""Where things lie, how they are watched and what was told: a moved study is still the same run. What it is made of
+stands in the digests of labels, bags and folds."""
 
 
 class FoldKey(NamedTuple):
@@ -52,7 +59,7 @@ class FoldKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which epoch's model was kept, and who decided."""
+    """Which epoch's model was kept, who decided, and where its decisions are cut."""
 
     epoch: int
     """Counted from 1."""
@@ -61,6 +68,16 @@ class Selection:
     metric: str | None
     value: float | None
     epochs_run: int
+    threshold: float | None = None
+    """Of the positive class; None with more than two classes."""
+    threshold_source: str = ""
+    """As `Threshold.source`; empty where the run did not record it."""
+
+    @property
+    def cut(self) -> Threshold | None:
+        """Where decisions are cut; None where the run did not record it."""
+        value = math.nan if self.threshold is None else self.threshold
+        return Threshold(value=value, source=self.threshold_source) if self.threshold_source else None
 
 
 class RunDir:
@@ -75,6 +92,9 @@ class RunDir:
         self.predictions_path = self.path / "predictions.csv"
         self.metrics_path = self.path / "metrics.json"
         self.report_path = self.path / "report.html"
+        self.salt_path = self.path / "pseudonym_salt.txt"
+        self.tables_dir = self.path / "tables"
+        self.heatmaps_dir = self.path / "heatmaps"
         self.reviews_dir = self.path / "reviews"
 
     def exists(self) -> bool:
@@ -92,26 +112,26 @@ class RunDir:
                 f"{self.path} holds no run: there is no {self.config_path.name} in it. "
                 f"Give the folder that `wsi-mil crossval`, `train` or `predict` wrote (their --out)."
             )
-        config = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise RunError(f"{self.config_path} holds no mapping; restore it or start anew.")
-        return config
+        return read_config(self.config_path)
 
     def environment(self) -> dict[str, Any]:
         """Versions, device and threads of the process that wrote the run."""
-        return dict(json.loads(self._text(self.environment_path)))
+        return read_json(self.environment_path)
 
-    def cohort(self) -> pd.DataFrame:
-        """One row a slide, all text: slide, patient, site, target, path, annotation, mpp_x, mpp_y, status, tiles."""
-        return self._frame(self.cohort_path)
+    def cohort(self, *needed: str) -> pd.DataFrame:
+        """One row a slide, all text: slide, patient, site, target, path, annotation, mpp_x, mpp_y, status, tiles.
+
+        Raises RunError without slide, patient and the `needed` ones.
+        """
+        return read_frame(self.cohort_path, ("slide", "patient", *needed))
 
     def folds(self) -> pd.DataFrame:
         """Columns repeat, fold (whole numbers), patient, part (train, validation, test)."""
-        return _numbered(self._frame(self.folds_path))
+        return numbered(read_frame(self.folds_path, _FOLD_COLUMNS), self.folds_path)
 
     def predictions(self) -> pd.DataFrame:
         """Test rows of every method and model: ids are text, logits and probabilities numbers."""
-        return prediction_numbers(self._frame(self.predictions_path))
+        return _predictions(self.predictions_path)
 
     def methods(self) -> list[str]:
         """Labels of the methods, in the order of the configuration."""
@@ -140,6 +160,10 @@ class RunDir:
         """One row an epoch."""
         return self.model_dir(method, key) / "log.csv"
 
+    def tensorboard_dir(self, method: str, key: FoldKey) -> Path:
+        """Curves of one training, when asked for."""
+        return self.path / "tensorboard" / method / str(key)
+
     def validation_path(self, method: str, key: FoldKey) -> Path:
         """Predictions of the validation part, in the columns of predictions.csv."""
         return self.model_dir(method, key) / "validation.csv"
@@ -152,21 +176,31 @@ class RunDir:
         """Which epoch was kept. It is written last: a model with this file is finished."""
         return self.model_dir(method, key) / "selection.json"
 
+    def is_whole(self, method: str, key: FoldKey, slide_ids: Iterable[str]) -> bool:
+        """Whether a model is finished and everything that it leaves is there, the scores of its test slides too."""
+        files = (self.selection_path, self.checkpoint_path, self.validation_path, self.test_path)
+        scores = (self.scores_path(method, key, slide_id) for slide_id in slide_ids)
+        return all(path(method, key).is_file() for path in files) and all(path.is_file() for path in scores)
+
     def log(self, method: str, key: FoldKey) -> pd.DataFrame:
         """One row an epoch, numbers; what was not measured is NaN."""
-        return self._frame(self.log_path(method, key)).replace("", "nan").astype(float)
+        return read_frame(self.log_path(method, key), ("epoch",)).replace("", "nan").astype(float)
 
     def validation(self, method: str, key: FoldKey) -> pd.DataFrame:
         """Predictions of the validation part; no rows where it was merged into training."""
-        return prediction_numbers(self._frame(self.validation_path(method, key)))
+        return _predictions(self.validation_path(method, key))
 
     def test(self, method: str, key: FoldKey) -> pd.DataFrame:
         """Predictions of the test part by this one model."""
-        return prediction_numbers(self._frame(self.test_path(method, key)))
+        return _predictions(self.test_path(method, key))
 
     def selection(self, method: str, key: FoldKey) -> Selection:
         """Which epoch's model was kept."""
-        return Selection(**json.loads(self._text(self.selection_path(method, key))))
+        path = self.selection_path(method, key)
+        try:
+            return Selection(**read_json(path))
+        except TypeError as error:
+            raise RunError(f"{path} is damaged ({error}). Remove it and give the same command again.") from error
 
     def scores_path(self, method: str, key: FoldKey, slide_id: str) -> Path:
         """Tile scores of one slide by one model."""
@@ -220,30 +254,14 @@ class RunDir:
         self.write_config(config)
         return False
 
-    def _text(self, path: Path) -> str:
-        if not path.is_file():
-            raise RunError(f"{path} does not exist. The run is not finished: give the same command again to go on.")
-        return path.read_text(encoding="utf-8")
-
-    def _frame(self, path: Path) -> pd.DataFrame:
-        if not path.is_file():
-            raise RunError(f"{path} does not exist. The run is not finished: give the same command again to go on.")
-        return pd.read_csv(path, dtype=str, keep_default_na=False, na_filter=False, encoding="utf-8")
-
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
     """Write a table as UTF-8 CSV; floats with as many digits as it takes to read the same number back."""
     write_text(path, frame.to_csv(index=False, lineterminator="\n"))
 
 
-def prediction_numbers(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table of predictions read as text, with its numbers as numbers."""
-    numbers = [name for name in frame.columns if name.startswith(("logit_", "prob_"))]
-    return _numbered(frame).astype(dict.fromkeys(numbers, float))
-
-
-def _numbered(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame.astype({name: int for name in _NUMBERED if name in frame.columns})
+def _predictions(path: Path) -> pd.DataFrame:
+    return numbered(read_frame(path, _PREDICTION_COLUMNS), path)
 
 
 def _keys_in(folder: Path) -> list[FoldKey]:
@@ -252,6 +270,8 @@ def _keys_in(folder: Path) -> list[FoldKey]:
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, list) and value and all(isinstance(inner, Mapping) for inner in value):
+        value = dict(enumerate(value))
     if isinstance(value, Mapping):
         parts = [_flat(inner, f"{prefix}.{name}" if prefix else str(name)) for name, inner in value.items()]
         return {name: leaf for part in parts for name, leaf in part.items()}
@@ -261,5 +281,11 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 def _differences(there: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
     asked = yaml.safe_load(yaml.safe_dump(dict(asked)))
     old, new = _flat(there), _flat(asked)
-    names = [n for n in dict.fromkeys([*old, *new]) if n not in _SAME_RESULT_ANYWHERE and old.get(n) != new.get(n)]
+    names = [name for name in dict.fromkeys([*old, *new]) if _counts(name) and old.get(name) != new.get(name)]
     return [f"{name}: {old.get(name)!r} -> {new.get(name)!r}" for name in names]
+
+
+def _counts(name: str) -> bool:
+    """Whether another value of this setting, of the run or of one method, makes another run."""
+    name = re.sub(r"^methods\.\d+\.(?=train\.)", "", name)
+    return not any(name == same or name.startswith(f"{same}.") for same in _SAME_RESULT_ANYWHERE)

@@ -8,7 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from tiling.atomic import atomic_path
+from tiling.atomic import atomic_file
 from wsi_mil.errors import RunError
 from wsi_mil.heatmap import ScoreColumn, TileGeometry, TileScores
 
@@ -33,7 +33,7 @@ def write_scores(path: Path, scores: TileScores) -> None:
         "origin_l0": geometry.origin_l0,
     }
     bounds = dict(zip(("bounds_x", "bounds_y", "bounds_width", "bounds_height"), geometry.bounds_l0, strict=True))
-    with atomic_path(path) as temporary, h5py.File(temporary, "w") as h5:
+    with atomic_file(path) as handle, h5py.File(handle, "w") as h5:
         h5.attrs.update(attributes | bounds)
         h5.create_dataset("coords", data=scores.coords_l0.astype(np.int64))
         h5.create_dataset("grid_xy", data=scores.grid_xy.astype(np.int64))
@@ -43,17 +43,26 @@ def write_scores(path: Path, scores: TileScores) -> None:
 def read_scores(path: Path) -> TileScores:
     """Read the tile scores of one slide. Raises RunError when the file is something else or damaged."""
     try:
-        with h5py.File(path, "r") as h5:
+        with h5py.File(path, "r", locking=False) as h5:
             attributes = dict(h5.attrs)
             coords, grid_xy, values = (h5[name][()] for name in ("coords", "grid_xy", "scores"))
         if attributes["kind"] != "instance_scores" or attributes["schema_version"] != _SCORES_SCHEMA:
             raise KeyError(f"kind {attributes['kind']}, schema {attributes['schema_version']}")
         columns = tuple(ScoreColumn(**column) for column in json.loads(attributes["columns"]))
         geometry = _geometry(attributes)
-    except (OSError, KeyError) as error:
+        if not coords.shape == grid_xy.shape == (len(values), 2) or values.shape != (len(values), len(columns)):
+            raise ValueError(f"{len(coords)} places, {len(grid_xy)} grid places, scores of shape {values.shape}")
+    except (
+        OSError,
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+    ) as error:  # what h5py raises depends on the damage
         raise RunError(
-            f"{path} is damaged or holds no tile scores ({error}). Remove it with the selection.json of its model "
-            f"and give the same command again."
+            f"{path} is damaged or holds no tile scores ({error}). Remove it and give the command that made the run "
+            f"again: it makes anew what is missing."
         ) from error
     return TileScores(
         slide_id=str(attributes["slide_id"]),

@@ -13,10 +13,30 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from wsi_mil.errors import CohortError, ConfigError
-from wsi_mil.folds import ADVICE, Fold, FoldSpec, check_folds, folds_from_frame, folds_to_frame, names_of
+from wsi_mil.folds import (
+    ADVICE,
+    ALLOW_ABSENT,
+    Fold,
+    FoldSpec,
+    HoldOutSpec,
+    check_folds,
+    folds_from_frame,
+    folds_to_frame,
+    names_of,
+)
 from wsi_mil.site_folds import assign_sites, choose_validation_sites
 
-__all__ = ["Fold", "FoldSpec", "check_folds", "folds_from_frame", "folds_to_frame", "make_folds", "stratum_of"]
+__all__ = [
+    "Fold",
+    "FoldSpec",
+    "HoldOutSpec",
+    "check_folds",
+    "choose_validation",
+    "folds_from_frame",
+    "folds_to_frame",
+    "make_folds",
+    "stratum_of",
+]
 
 Labels = Mapping[str, str | Collection[str]]
 
@@ -36,7 +56,7 @@ def make_folds(
     A training part always holds every class. Raises CohortError with the counts of each class where it could not, or
     where a test part would lack a class and `allow_absent_class` is not set.
     """
-    _check_numbers(n_folds, repeats, validation)
+    _check_numbers(n_folds, repeats, validation, seed)
     classes_of = stratum_of({p: (found,) if isinstance(found, str) else found for p, found in labels.items()})
     groups = _by_class(classes_of)
     _check_classes(groups, n_folds, allow_absent_class=allow_absent_class)
@@ -52,7 +72,7 @@ def make_folds(
         for fold in range(n_folds):
             test = {patient for patient, its_fold in test_fold.items() if its_fold == fold}
             left = {label: [p for p in patients if p not in test] for label, patients in groups.items()}
-            held_out = _choose_validation(left, validation, sites=sites, generator=generator)
+            held_out = _held_out(left, validation, sites=sites, generator=generator)
             train = classes_of.keys() - test - held_out
             folds.append(
                 Fold(
@@ -67,18 +87,39 @@ def make_folds(
     return folds
 
 
+def choose_validation(
+    classes_of: Mapping[str, Collection[str]],
+    fraction: float,
+    *,
+    seed: int = 0,
+    sites: Mapping[str, str] | None = None,
+) -> set[str]:
+    """The patients that validate where nobody is tested: about `fraction` of them, in each class; training keeps one.
+
+    classes_of: patient -> its labels.  sites: patient -> site that stays whole where enough of them remain.
+    """
+    _check_validation(fraction, seed)
+    return _held_out(_by_class(classes_of), fraction, sites=sites, generator=np.random.default_rng(seed))
+
+
 def stratum_of(classes_of: Mapping[str, Collection[str]]) -> dict[str, frozenset[str]]:
     """What each patient is stratified by: the set of its labels. Patients without a label are left out."""
     return {patient: frozenset(labels) for patient, labels in classes_of.items() if labels}
 
 
-def _check_numbers(n_folds: int, repeats: int, validation: float) -> None:
+def _check_numbers(n_folds: int, repeats: int, validation: float, seed: int) -> None:
     if n_folds < 2:
         raise ConfigError(f"folds: n_folds is {n_folds}; at least 2 are needed")
     if repeats < 1:
         raise ConfigError(f"folds: repeats is {repeats}; at least 1 is needed")
+    _check_validation(validation, seed)
+
+
+def _check_validation(validation: float, seed: int) -> None:
     if not 0 <= validation < 1:
         raise ConfigError(f"folds: validation is {validation}; it is a fraction from 0 to below 1")
+    if seed < 0:
+        raise ConfigError(f"folds: seed is {seed}; it must be 0 or more")
 
 
 def _by_class(classes_of: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
@@ -109,8 +150,7 @@ def _check_classes(groups: Mapping[str, Sequence[str]], n_folds: int, *, allow_a
         if len(patients) < n_folds and not allow_absent_class:
             raise CohortError(
                 f"folds: class {label!r} has {len(patients)} patients for {n_folds} folds, so some test parts would "
-                f"lack it. Patients a class: {counts}. {ADVICE} "
-                "Or accept figures that are not defined in those folds: folds.allow_absent_class true."
+                f"lack it. Patients a class: {counts}. {ADVICE} {ALLOW_ABSENT}"
             )
 
 
@@ -148,7 +188,7 @@ def _deal(groups: Mapping[str, Sequence[str]], n_folds: int, generator: np.rando
     return fold_of
 
 
-def _choose_validation(
+def _held_out(
     left: Mapping[str, Sequence[str]],
     fraction: float,
     *,

@@ -4,6 +4,7 @@ A file is complete when its name, row count, size and header digest agree; that 
 """
 
 import hashlib
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tiling.atomic import atomic_path
+from tiling.atomic import atomic_file
+from tiling.store import trident_attributes
 from wsi_mil.bag_header import SCHEMA_VERSION, BagHeader, attributes_of, check_one_contract, header_from
 from wsi_mil.bags import Bag
 from wsi_mil.errors import StoreError
@@ -33,7 +35,6 @@ __all__ = [
 ]
 SUFFIX = ".h5"
 _COLUMNS = ("features", "coords", "grid_xy", "tissue_fraction")
-_MAGNIFICATIONS = ((0.16, 80), (0.2, 60), (0.3, 40), (0.6, 20), (1.2, 10), (2.4, 5))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,16 +69,16 @@ def write_bag(
             f"{path.name}: {bad} of {len(features)} rows hold NaN or infinite features. Nothing is stored."
         )
     attributes = attributes_of(header) | {"n": len(features), "dim": features.shape[1], "data_digest": _digest(columns)}
-    with atomic_path(path) as temporary:
-        with h5py.File(temporary, "w", locking=False) as file:
+    with atomic_file(path) as handle:
+        with h5py.File(handle, "w") as file:
             _write_columns(file, columns)
             _write_failed(file, failed)
             _mirror_trident(file, header)
             file.attrs.update(attributes)
             file.attrs["header_digest"] = _header_digest(file)
             file.attrs["file_bytes"] = np.int64(0)
-        size = temporary.stat().st_size
-        with h5py.File(temporary, "r+", locking=False) as file:
+        size = handle.seek(0, io.SEEK_END)
+        with h5py.File(handle, "r+") as file:
             file.attrs.modify("file_bytes", np.int64(size))
 
 
@@ -178,7 +179,7 @@ def _refuse_incomplete(path: Path, file: Any) -> None:
 def _problem(path: Path, file: Any) -> str | None:
     attributes = file.attrs
     if attributes.get("kind") != "bag" or "header_digest" not in attributes:
-        return "is not a bag of this project, or was never finished (another tool's file comes in by `wsi-mil import`)"
+        return "is not a bag of this project, or was never finished"
     if attributes["schema_version"] != SCHEMA_VERSION:
         return f"has schema version {attributes['schema_version']}, this version reads {SCHEMA_VERSION}"
     if path.name != f"{attributes['slide_id']}{SUFFIX}":
@@ -244,18 +245,14 @@ def _mirror_trident(file: Any, header: BagHeader) -> None:
     """What readers of TRIDENT's files look for, on the datasets where they look."""
     overlap_px = round((1 - header.stride_l0[0] / header.tile_size_l0[0]) * header.tile_px)
     file["coords"].attrs.update(
-        patch_size=header.tile_px,
-        patch_size_level0=header.tile_size_l0[0],
-        level0_magnification=_magnification(header.mpp[0]),
-        target_magnification=_magnification(header.tile_um / header.tile_px),
-        overlap=max(0, overlap_px),
-        name=header.slide_id,
-        savetodir=".",
-        level0_width=header.level0_size[0],
-        level0_height=header.level0_size[1],
+        trident_attributes(
+            slide_id=header.slide_id,
+            slide_mpp=header.mpp[0],
+            size_l0=header.level0_size,
+            tile_px=header.tile_px,
+            tile_mpp=header.tile_um / header.tile_px,
+            tile_size_l0=header.tile_size_l0[0],
+            overlap_px=overlap_px,
+        )
     )
     file["features"].attrs.update(encoder=header.encoder, name=header.slide_id, savetodir=".")
-
-
-def _magnification(mpp: float) -> int:
-    return next((power for limit, power in _MAGNIFICATIONS if mpp < limit), 1)

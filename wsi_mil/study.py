@@ -109,13 +109,13 @@ def open_study(
 
 
 def _match(cohort: Cohort, store: BagStore, target: str) -> tuple[dict[str, BagHeader], dict[str, str]]:
-    headers, status = (
-        {},
-        {e.item: e.reason if e.outcome != "missing" else f"no bag: {e.reason}" for e in cohort.excluded},
-    )
+    headers, status, unlabelled = {}, {}, f"no label in column {target}"
+    for gone in cohort.excluded:
+        without_bag = unlabelled if gone.values.get(target) is None else f"no bag: {gone.reason}"
+        status[gone.item] = without_bag if gone.outcome == "missing" else gone.reason
     for record in cohort.records:
         if record.values.get(target) is None:
-            status[record.slide_id] = f"no label in column {target}"
+            status[record.slide_id] = unlabelled
             continue
         try:
             headers[record.slide_id] = store.header(record.slide_id)

@@ -38,9 +38,15 @@ NOT_KNOWN = frozenset(
         "#NA",
         "<NA>",
         "?",
+        "#REF!",
+        "#DIV/0!",
+        "#VALUE!",
+        "#NAME?",
+        "#NUM!",
+        "#NULL!",
     }
 )
-"""Spellings that mean "not known". A lower-case `none` is a word and stays a value."""
+"""Spellings that mean "not known", Excel's errors among them. A lower-case `none` is a word and stays a value."""
 _DELIMITERS = ",;\t|"
 _LEADING_ZEROS_FORMAT = re.compile(r"0{2,}")
 
@@ -107,6 +113,14 @@ def rename_columns(table: Table, columns: Mapping[str, str]) -> Table:
     return replace(table, columns=tuple(ours for _, ours in names), rows=rows, notes=table.notes + notes)
 
 
+def spelled_alike(values: Iterable[str]) -> list[tuple[str, ...]]:
+    """Groups of values that differ only in case and blanks, which are one thing to people: Tumour and tumour."""
+    groups: dict[str, set[str]] = {}
+    for value in values:
+        groups.setdefault("".join(value.split()).casefold(), set()).add(value)
+    return [tuple(sorted(group)) for _, group in sorted(groups.items()) if len(group) > 1]
+
+
 def columns_there(table: Table, wished: str) -> str:
     """A sentence with the columns of the table and the one that is spelled most like `wished`."""
     return f"Columns: {', '.join(table.columns)}.{did_you_mean(wished, table.columns)}"
@@ -128,14 +142,20 @@ def _from_text(path: Path) -> Table:
     try:
         rows = [(reader.line_num, cells) for cells in reader]
     except csv.Error as error:
-        raise CohortError(f"{path.name}, line {reader.line_num}: {error}") from error
+        text = f"{path.name}, line {reader.line_num}: {error}. Is there a quotation mark that is never closed?"
+        raise CohortError(text) from error
     return _table(path, rows, notes)
 
 
 def _decode(path: Path) -> tuple[str, list[str]]:
     data = path.read_bytes()
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return data.decode("utf-16"), []
+    try:
+        if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+            return data.decode("utf-16"), []
+    except UnicodeDecodeError as error:
+        raise CohortError(f"{path.name}: cut or damaged UTF-16 text ({error}); save it as 'CSV UTF-8'") from error
+    if b"\0" in data:
+        raise CohortError(f"{path.name}: holds zero bytes, so it is no text that can be read; save it as 'CSV UTF-8'")
     try:
         return data.decode("utf-8-sig"), []
     except UnicodeDecodeError:

@@ -11,8 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wsi_mil.bags import full_precision
+from wsi_mil.enrolment import RESERVED
 from wsi_mil.errors import CohortError, ConfigError
 from wsi_mil.models._base import Criterion, MILModel
+from wsi_mil.tables import spelled_alike
 
 Level = Literal["slide", "patient"]
 MAX_CLASSES = 20
@@ -160,6 +162,11 @@ def resolve_task(spec: TaskSpec, records: Sequence[LabelledSlide]) -> Task:
 
 def _labels(spec: TaskSpec, records: Sequence[LabelledSlide]) -> dict[str, str]:
     """Label by slide id, of the slides that have one."""
+    if spec.target in RESERVED:
+        raise CohortError(
+            f"column {spec.target!r} has a meaning of its own in a cohort table and cannot be the target as it is. "
+            f"Copy it under another name, such as {spec.target + '_label'!r}, and give that as the target."
+        )
     columns = sorted({name for record in records for name in record.values})
     if spec.target not in columns:
         near = difflib.get_close_matches(spec.target, columns, n=1)
@@ -207,6 +214,8 @@ def _classes(spec: TaskSpec, counts: Counter[str], level: Level) -> tuple[str, .
                 f"column {spec.target!r} has {len(counts)} different values in {counts.total()} {level}s, which looks "
                 f"like a measurement or an id. Name a column of classes, or give the classes one by one."
             )
+        for group in spelled_alike(counts):
+            raise CohortError(f"{told}: {' and '.join(map(repr, group))} are one class to people; spell it in one way.")
         classes = tuple(sorted(counts, key=_natural))
     else:
         classes = spec.classes

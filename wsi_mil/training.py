@@ -24,7 +24,7 @@ from wsi_mil.bags import Bag, BagBatch, pack
 from wsi_mil.boards import Boards
 from wsi_mil.checkpoints import State, load_state, save_state
 from wsi_mil.datasets import BagDataset, Balance, check_batches, plan_epoch, read_ahead, sample_tiles
-from wsi_mil.errors import ConfigError
+from wsi_mil.errors import ConfigError, RunError
 from wsi_mil.evaluation import answer_each, class_logits, probabilities
 from wsi_mil.models._base import MILModel, Objective, Progress
 from wsi_mil.randomness import derive_seed, own_randomness
@@ -33,6 +33,7 @@ from wsi_mil.statistics.ranking import macro, one_vs_rest_auc
 from wsi_mil.tasks import Task
 from wsi_mil.train_spec import TrainSpec
 
+_LOG = logging.getLogger(__name__)
 _PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 _MIN_PATIENTS = 10
 _MODEL, _WEIGHTS = 3, 4
@@ -290,7 +291,12 @@ class _Loop:
         if not self.files.resume.is_file():
             self.boards.open(0)
             return
-        state = load_state(self.files.resume)
+        try:
+            state = load_state(self.files.resume)
+        except RunError as error:
+            _LOG.warning("%s This training begins anew; it ends with the same bytes.", error)
+            self.boards.open(0)
+            return
         self.model.load_state_dict(state["model"])
         self.objective.load_state_dict(state["objective"])
         self.optimizer.load_state_dict(state["optimizer"])

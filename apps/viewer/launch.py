@@ -17,6 +17,7 @@ from wsi_mil.cases import check_tested
 from wsi_mil.errors import ConfigError
 from wsi_mil.runs import RunDir
 
+_LAST_PORT = 65_535
 _LOOPBACK = ("127.0.0.1", "localhost")
 _SETTINGS = {
     "browser.gatherUsageStats": False,
@@ -42,11 +43,14 @@ def view(
         port: Port to listen on.
         open_browser: Open the page in the default browser.
     """
+    if not 0 <= port <= _LAST_PORT:
+        raise ConfigError(f"port is {port}; it must be from 1 to {_LAST_PORT}, or 0 for any that is free.")
     folder = RunDir(run)
     check_tested(folder)
     library = Library(folder, slides)
     listening = _listen(host, port)
-    address = f"http://{host}:{port}"
+    port = listening.getsockname()[1]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     print(f"Viewer of {run}: {address}  (end with Ctrl+C)", flush=True)
     if host not in _LOOPBACK:
         print("Everyone who reaches this address can see the slides of this run.", flush=True)

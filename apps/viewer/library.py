@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import os
 import queue
+import re
 import secrets
 import threading
 import time
@@ -22,6 +23,7 @@ from wsi_mil.cases import Case, SlideFinder, read_cases, slides_root
 from wsi_mil.runs import RunDir
 
 _HOUR_S = 3600
+_UNTIL = re.compile(r"[0-9a-f]{1,12}")
 _TOKEN_HOURS = 24
 _TILE_CACHE_BYTES = 128 << 20
 _BASE_CACHE_BYTES = 64 << 20
@@ -46,10 +48,9 @@ class Signer:
     def is_valid(self, opaque_id: str, token: str) -> bool:
         """Whether this process gave the token for this slide, and it still holds."""
         until, _, mac = token.partition(".")
-        try:
-            expires = int(until, 16)
-        except ValueError:
+        if not _UNTIL.fullmatch(until):
             return False
+        expires = int(until, 16)
         known = self._mac(opaque_id, expires).encode()
         return hmac.compare_digest(known, mac.encode()) and expires > time.time()
 

@@ -11,10 +11,9 @@ from apps.viewer.heat import MEAN, colour_tables, heat_data, models_of, scores_o
 from apps.viewer.library import Library, current
 from apps.viewer.routes import BASE
 from apps.viewer.tiles import OVERLAP_PX, TILE_PX, Pyramid
-from wsi_mil.cases import Case
+from wsi_mil.cases import Case, check_same_slide
 from wsi_mil.errors import RunError, UserError
 from wsi_mil.heatmap import ScoreColumn, TileScores, caution, default_column
-from wsi_mil.stages.heatmap import check_same_slide
 
 _STYLE = """
 <style>
@@ -34,28 +33,30 @@ def main() -> None:
     st.set_page_config(page_title="wsi-mil viewer", layout="wide", initial_sidebar_state=410)
     st.html(_STYLE)
     library = current()
-    with st.sidebar:
-        method, cases = _choose_method(library)
-        case = _choose_case(cases, method)
+    try:
+        with st.sidebar:
+            method, cases = _choose_method(library)
+            case = _choose_case(cases, method)
+    except (UserError, OSError) as error:  # the run is being written anew, damaged, or gone
+        st.error(_plain(str(error)))
+        return
     if case is None:
         st.info("No case matches. Change the search or show all cases.")
         return
     _remember(slide=case.slide_id, method=method)
     try:
         _show(library, method, case)
-    except UserError as error:
+    except (UserError, OSError) as error:
         _heading(case)
-        st.error(str(error))
+        st.error(_plain(str(error)))
     st.caption(_DISCLAIMER)
 
 
 def _choose_method(library: Library) -> tuple[str, list[Case]]:
     config = library.run.config()
-    task, methods = config.get("task", {}), library.run.methods()
-    st.subheader(library.run.path.resolve().name, anchor=False)
-    st.caption(
-        f"{task.get('target', 'target')} · {task.get('level', 'slide')} level · {' / '.join(task.get('classes', []))}"
-    )
+    task, methods = config["task"], library.run.methods()
+    st.subheader(_plain(library.run.path.resolve().name), anchor=False)
+    st.caption(_plain(f"{task['target']} · {task['level']} level · {' / '.join(map(str, task['classes']))}"))
     wanted = st.query_params.get("method")
     method = st.selectbox("Method", methods, index=methods.index(wanted) if wanted in methods else 0, key="method")
     return method, library.cases(method)
@@ -70,7 +71,7 @@ def _choose_case(cases: list[Case], method: str) -> Case | None:
     wrong = sum(case.is_error for case in cases)
     known = any(case.label for case in cases)
     verdict = f"the worst first · {wrong} wrong" if known else "labels are not known"
-    st.caption(f"{len(listed)} of {len(cases)} cases, {verdict}")
+    st.caption(f"{len(listed)} of {len(cases)} slides, {verdict}. Tick a box to open one.")
     shown = st.query_params.get("slide")
     before = next((index for index, case in enumerate(listed) if case.slide_id == shown), 0)
     picked = st.dataframe(
@@ -83,7 +84,7 @@ def _choose_case(cases: list[Case], method: str) -> Case | None:
         height=min(640, 30 * len(listed) + 40),
         key=f"cases {method} {text} {errors}",
         column_config={
-            "": st.column_config.TextColumn("", help="✗ where the prediction missed the label", width=20),
+            "": st.column_config.TextColumn("", help="✗ where the prediction is not the label", width=20),
             "slide": st.column_config.TextColumn("slide", width=104),
             "label": st.column_config.TextColumn("label", width=62),
             "predicted": st.column_config.TextColumn("predicted", width=72),
@@ -163,9 +164,9 @@ def _slide_data(library: Library, opaque: str, scores: TileScores) -> dict[str, 
 
 
 def _heading(case: Case) -> None:
-    said = f"predicted **{_plain(case.predicted)}** ({case.probabilities[case.predicted]:.2f})"
+    said = f"predicted **{_plain(case.predicted)}** ({_plain(case.how_sure)})"
     if case.label:
-        verdict = ":red[✗ missed]" if case.is_error else ":green[✓ right]"
+        verdict = ":red[✗ wrong]" if case.is_error else ":green[✓ right]"
         loss = f" · loss {case.loss:.2f}" if math.isfinite(case.loss) else ""
         said = f"label **{_plain(case.label)}** · {said} {verdict}{loss}"
     st.subheader(_plain(case.slide_id), anchor=False)

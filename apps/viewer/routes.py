@@ -86,7 +86,10 @@ def heat(request: Request) -> Response:
         return refused
     query = request.query_params
     wanted = (query.get("method", ""), query.get("models", ""), query.get("column", ""))
-    content = raster_bytes(current(), request.path_params["slide"], *wanted)
+    try:
+        content = raster_bytes(current(), request.path_params["slide"], *wanted)
+    except (UserError, OSError) as error:
+        return PlainTextResponse(str(error), status_code=500, headers=_UNCACHED)
     if content is None:
         return not_found(request)
     return Response(content, media_type="application/octet-stream", headers=_HEADERS)
@@ -109,7 +112,7 @@ def _refusal(request: Request) -> Response | None:
 def _picture(render: Callable[[], bytes | None]) -> Response:
     try:
         content = render()
-    except UserError as error:
+    except (UserError, OSError) as error:
         return PlainTextResponse(str(error), status_code=500, headers=_UNCACHED)
     if content is None:
         return PlainTextResponse("outside the slide", status_code=404, headers=_UNCACHED)

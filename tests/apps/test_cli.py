@@ -1,16 +1,26 @@
 """The command line is built from the stages' signatures, so a small stage shows all of its rules."""
 
+import ast
+import re
 import sys
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+from jsonargparse import ArgumentParser
 
 from apps import cli
-from apps.arguments import parse, parser_for
+from apps.arguments import _full_name, _spellings, parse, parser_for
+from wsi_mil.encode_settings import check_spec
+from wsi_mil.encoders import EncodeSpec
 from wsi_mil.errors import CohortError, ConfigError
 from wsi_mil.outcomes import Failure, Summary
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +75,7 @@ def test_list_options_take_several_values_and_may_be_repeated() -> None:
     assert parsed("in", "--methods", "a", "b", "--out", "o")["methods"] == ["a", "b"]
     assert parsed("in", "--methods", "a", "--methods", "b", "--out", "o")["methods"] == ["a", "b"]
     assert parsed("in", "--methods", "[c, d]", "--out", "o")["methods"] == ["c", "d"]
+    assert parsed("in", "--methods", "e,f", "--out", "o")["methods"] == ["e", "f"]
 
 
 def test_tuples_inside_groups_take_several_values_too() -> None:
@@ -147,6 +158,24 @@ def test_a_users_mistake_gives_a_message_and_no_traceback(install, capsys: pytes
     assert "Traceback" not in error
 
 
+def test_a_failure_is_one_line_whatever_the_name(install, capsys: pytest.CaptureFixture[str]) -> None:
+    def failing(*, out: Path) -> Summary:
+        """Fail on one."""
+        bad = Failure(item="new\nline", outcome="failed", reason="new\nline.svs: gone")
+        return Summary(stage="tile", out=out, failures=(bad,))
+
+    install(failing)
+    assert run_cli("stage", "--out", "o") == 1
+    assert r"failed  new\nline: new\nline.svs: gone" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words", [("--tile-px", "0"), ("--stride-px", "-5"), ("--mpp", "0"), ("--min-tissue", "2"), ()]
+)
+def test_a_setting_out_of_range_is_wrong_use(words: tuple[str, ...], tmp_path: Path) -> None:
+    assert run_cli("tile", str(tmp_path / "absent"), "--out", str(tmp_path / "out"), *words) == 2
+
+
 def test_a_full_disk_is_told_with_the_cure(install, capsys: pytest.CaptureFixture[str]) -> None:
     def full(*, out: Path) -> Summary:
         """Run out of space."""
@@ -166,3 +195,56 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli("--help") == 0
     printed = capsys.readouterr().out
     assert all(command in printed for command in cli.COMMANDS)
+
+
+FLAG = re.compile(r"(?<![\w-])--([a-z][\w.-]*\w)")
+COMMAND = re.compile(r"(?:`|: |\()wsi-mil ([a-z]+)\b")
+ENCODES = ("wsi_mil.encode_settings", "wsi_mil.encoding", "wsi_mil.encoders", "wsi_mil.stages.encode")
+
+
+def texts(path: Path) -> Iterator[str]:
+    """Every text in a file; what is filled in later reads `...`."""
+    tree = ast.parse(path.read_text())
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(part.value if isinstance(part, ast.Constant) else "..." for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            yield node.value
+
+
+def parser_of(command: str) -> ArgumentParser:
+    module, function = cli.COMMANDS[command][0].split(":")
+    return parser_for(command, getattr(import_module(module), function))
+
+
+def takes(parser: ArgumentParser, flag: str) -> bool:
+    spellings = _spellings(parser)
+    return _full_name(flag.replace("-", "_"), spellings) in spellings
+
+
+def test_messages_name_options_and_commands_that_exist() -> None:
+    parsers = {command: parser_of(command) for command in cli.COMMANDS}
+    foreign = {"version", "pyramid", "tile"}  # our own without a stage, and those of vips
+    wrong = []
+    for path in sorted(p for room in ("tiling", "wsi_mil", "apps") for p in (ROOT / room).rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        able = [parsers["encode"]] if module.startswith(ENCODES) else list(parsers.values())
+        for text in texts(path):
+            flags = [flag for flag in FLAG.findall(text) if flag not in foreign]
+            wrong += [f"{module}: --{flag}" for flag in flags if not any(takes(parser, flag) for parser in able)]
+            commands = [word for word in COMMAND.findall(text) if word not in cli.COMMANDS]
+            wrong += [f"{module}: wsi-mil {word}" for word in commands]
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [{"accept_contract_breach": ("x",)}, {"batch_size": 0}, {"readers": 0}, {"input_px": 0}, {"max_failed_tiles": 2}],
+)
+def test_a_refused_encoding_names_the_option_as_the_command_line_takes_it(wish: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_spec(EncodeSpec(**wish))
+    flags = FLAG.findall(str(refused.value))
+    assert flags
+    assert all(takes(parser_of("encode"), flag) for flag in flags)

@@ -109,6 +109,32 @@ def test_imports_are_absolute() -> None:
             )
 
 
+# File names inside a run that could mean nothing else. Only RunDir spells them.
+RUN_FILES = {
+    "checkpoint.ckpt",
+    "config.yaml",
+    "environment.json",
+    "heatmaps",
+    "metrics.json",
+    "predictions.csv",
+    "pseudonym_salt.txt",
+    "report.html",
+    "selection.json",
+    "tables",
+    "tensorboard",
+    "validation.csv",
+}
+TEMPLATES = {"wsi_mil.report.page": {"report.html"}}
+"""The page's template has the name of what is made of it."""
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_the_run_folder_spells_its_file_names(module: str) -> None:
+    words = {node.value for node in ast.walk(ast.parse(MODULES[module].read_text())) if isinstance(node, ast.Constant)}
+    if module != "wsi_mil.runs":
+        assert not (words & RUN_FILES) - TEMPLATES.get(module, set()), f"{module}: ask RunDir for these paths"
+
+
 @pytest.mark.parametrize(
     ("imported", "absent"),
     [

@@ -1,5 +1,6 @@
 """Fabricates a whole finished run folder with planted signal, without slides, models or training."""
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import pandas as pd
 import tifffile
 
+from tiling.slide import read_header
 from wsi_mil.heatmap import ScoreColumn, TileGeometry, TileScores
 from wsi_mil.runs import FoldKey, RunDir, Selection, write_frame
 
@@ -157,7 +159,11 @@ def _predict(run, wish, folds, slides, truth, label, signal, generator) -> pd.Da
             rows.append(make(test))
             for patient in test if wish.scores else []:
                 for slide in slides[patient]:
-                    run.write_scores(label, key, _scores(wish, slide, truth[patient], signal, generator))
+                    scores = _scores(wish, slide, truth[patient], signal, generator)
+                    if wish.slides:
+                        file = run.path.parent / "slides" / f"{_safe(slide)}.tif"
+                        scores = dataclasses.replace(scores, slide_fingerprint=read_header(file).fingerprint)
+                    run.write_scores(label, key, scores)
     return pd.concat(rows, ignore_index=True)
 
 

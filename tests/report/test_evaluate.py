@@ -8,6 +8,7 @@ from wsi_mil.errors import RunError
 from wsi_mil.report.evaluate import evaluate
 from wsi_mil.report.findings import compare_all
 from wsi_mil.report.study import patient_rows, read_study
+from wsi_mil.stages.report import report
 
 
 def _brute_force_within_folds(frame: pd.DataFrame) -> float:
@@ -54,15 +55,53 @@ def test_patient_figures_take_the_mean_probability_of_the_slides(make_run):
     assert dict(zip(rows.patients, rows.probabilities[:, 1], strict=True)) == pytest.approx(expected.to_dict())
 
 
-def test_a_patient_with_slides_of_two_classes_counts_in_slide_figures_only(make_run):
+def _mix(run, n: int) -> list[str]:
+    """Give the first n patients a slide of each class, whatever was predicted of it."""
+    mixed = [f"P{place:03}" for place in range(n)]
+    for path in (run.predictions_path, run.cohort_path):
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+        for number, name in enumerate(("normal", "tumour")):
+            frame.loc[frame["patient"].isin(mixed) & frame["slide"].str.endswith(f"_S{number}"), "target"] = name
+        frame.to_csv(path, index=False)
+    return mixed
+
+
+@pytest.mark.parametrize("n", [1, 30])
+def test_a_patient_with_slides_of_two_classes_counts_in_slide_figures_only(make_run, n):
     run = make_run(level="slide", slides_per_patient=2, scores=False)
-    frame = pd.read_csv(run.predictions_path, dtype=str)
-    frame.loc[(frame["patient"] == "P000") & (frame["slide"] == "P000_S1"), "target"] = "tumour"
-    frame.to_csv(run.predictions_path, index=False)
+    before = evaluate(read_study(run.path).methods[0]).slide_auc.value
+    mixed = _mix(run, n)
+    study = read_study(run.path)
+    figures = evaluate(study.methods[0])
+    assert figures.mixed == tuple(mixed)
+    assert not set(mixed) & set(figures.patients.ids)
+    assert len(figures.patients.ids) == 40 - n
+    slides = run.predictions().query("method == 'mean_pool'")
+    slides["patient"] = slides["slide"]  # each slide for itself
+    assert figures.slide_auc.value == pytest.approx(_brute_force_within_folds(slides))
+    assert figures.slide_auc.value < before, "the labels that were moved had not been predicted"
+    assert figures.slide_auc.interval.low < figures.slide_auc.value < figures.slide_auc.interval.high
+
+
+@pytest.mark.parametrize("n", [39, 40])
+def test_where_hardly_any_patient_has_one_class_the_slide_figure_stands_and_the_others_are_not_defined(make_run, n):
+    run = make_run(level="slide", slides_per_patient=2, signal=(("acmil", 1.0),))
+    _mix(run, n)
     figures = evaluate(read_study(run.path).methods[0])
-    assert figures.mixed == ("P000",)
-    assert "P000" not in figures.patients.ids
-    assert len(figures.patients.ids) == 39
+    assert np.isfinite([figures.slide_auc.value, figures.slide_auc.interval.low]).all()
+    assert np.isnan([figures.primary.value, figures.pooled.value, figures.folds[0].brier]).all()
+    assert np.isnan(figures.brier.value) == np.isnan(figures.balanced_accuracy.value) == (n == 40)
+    assert [fold.epoch for fold in figures.folds] == [7, 8, 9, 10, 11], "every model is still listed"
+    report(run.path)
+    assert f"{n} of them with slides of different classes" in run.report_path.read_text()
+    assert ("No patient has a class of its own" in run.report_path.read_text()) == (n == 40)
+
+
+def test_the_interval_of_balanced_accuracy_says_over_how_many_patients_it_is(make_run):
+    methods = read_study(make_run(scores=False, patients=16, n_folds=2).path).methods
+    assert {evaluate(m).balanced_accuracy.interval.method for m in methods} == {
+        "Wilson score interval, 8 patients of the smallest class"
+    }
 
 
 def test_a_fold_models_own_scale_is_flagged_and_does_not_touch_the_primary_auc(make_run, tmp_path):

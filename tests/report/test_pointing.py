@@ -1,6 +1,7 @@
 """Localisation from stored held-out scores, and pictures that name their class."""
 
 import dataclasses
+import json
 
 import numpy as np
 
@@ -21,6 +22,29 @@ def test_the_planted_lesion_is_found_and_chance_stands_beside_it(make_run):
     assert own["abmil+aem"].prevalence == 12 / 144
     assert [one.kind for one in found if one.method == "acmil"] == ["attention", "probability"]
     assert all(one.interval.low < one.together.mean_auc < one.interval.high for one in found)
+
+
+def test_annotations_from_qupath_lie_where_they_were_drawn_on_slides_with_scanned_bounds(make_run, tmp_path):
+    run = make_run(patients=10, signal=(("acmil", 2.0),))
+    before, _ = point(read_study(run.path))
+    corner = np.array([384, 256])
+    for key in run.keys("acmil"):
+        for path in run.scores_path("acmil", key, "any").parent.glob("*.h5"):
+            scores = run.scores("acmil", key, path.stem)
+            geometry = dataclasses.replace(scores.geometry, bounds_l0=(*corner.tolist(), 1000, 1000))
+            run.write_scores("acmil", key, dataclasses.replace(scores, geometry=geometry))
+    for path in (tmp_path / "slides").glob("*.geojson"):
+        document = json.loads(path.read_text())
+        (feature,) = document["features"]
+        feature["properties"]["objectType"] = "annotation"
+        feature["geometry"]["coordinates"] = [
+            (np.array(ring) - corner).tolist() for ring in feature["geometry"]["coordinates"]
+        ]
+        path.write_text(json.dumps(document))
+    after, failures = point(read_study(run.path))
+    assert failures == []
+    assert [one.together for one in after] == [one.together for one in before]
+    assert before[0].together.mean_auc > 0.9
 
 
 def test_only_models_that_did_not_see_the_patient_speak(make_run):

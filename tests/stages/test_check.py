@@ -206,8 +206,7 @@ def test_a_grid_is_explained_and_a_changed_one_is_found(tmp_path, make_pyramid, 
     assert check(tmp_path / "grids").exit_code == 0
     with h5py.File(path, "r+") as file:
         file["tissue_fraction"][0] = 0.123
-    assert check(path).exit_code == 0
-    assert kinds(check(path, deep=True)) == [("damaged", "a.h5")]
+    assert kinds(check(path)) == [("damaged", "a.h5")]
     path.write_bytes(path.read_bytes()[:-500])
     assert kinds(check(path)) == [("incomplete", "a.h5")]
 
@@ -282,3 +281,28 @@ def test_what_is_not_there_or_holds_nothing_is_refused(tmp_path):
         check(tmp_path / "none")
     with pytest.raises(CohortError, match="holds nothing to check"):
         check(tmp_path)
+
+
+def test_findings_are_told_where_fixes_cannot_be_written(lab, monkeypatch):
+    def full(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("wsi_mil.fixes.write_text", full)
+    summary = check(lab / "cohort.csv", slides=lab / "slides")
+    assert set(EVERYTHING_WRONG) <= set(kinds(summary))
+    assert "cannot be written" in notes(summary)
+    assert "--out" in notes(summary)
+
+
+def test_spellings_that_make_two_of_one_are_found(lab):
+    rows = ["slide,patient,site,label", "0000,A,U,Tumour", "0001,B,u,tumour", "0002,a,V,y", "0003,C,V,y"]
+    (lab / "cohort.csv").write_text("\n".join(rows))
+    found = [item for kind, item in kinds(check(lab / "cohort.csv", slides=lab / "slides")) if kind == "spelled alike"]
+    assert found == ["column label", "column patient", "column site"]
+
+
+@pytest.mark.parametrize("name", ["cohort.xls", "cohort.ods"])
+def test_a_table_of_another_program_is_not_taken_for_a_slide(lab, name):
+    (lab / name).write_bytes(b"old")
+    with pytest.raises(CohortError, match="not a table this program reads"):
+        check(lab / name, slides=lab / "slides")

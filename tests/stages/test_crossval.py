@@ -3,6 +3,7 @@ import json
 import multiprocessing
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,13 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 
+from wsi_mil import experiment
+from wsi_mil.cases import read_cases
 from wsi_mil.cohort import CohortSpec
 from wsi_mil.errors import CohortError, ConfigError, RunError, StoreError
 from wsi_mil.methods import MethodSpec
+from wsi_mil.report.evaluate import evaluate
+from wsi_mil.report.study import read_study
 from wsi_mil.runs import FoldKey, RunDir
 from wsi_mil.splits import FoldSpec
 from wsi_mil.stages.crossval import crossval
@@ -208,6 +213,23 @@ def test_level_patient_pools_the_slides_and_gives_scores_by_slide(make_study, tm
     assert 0 < attention[0].sum() < 1
 
 
+def test_the_threshold_is_stored_with_the_model_and_decides_in_report_and_viewer_alike(make_study, tmp_path):
+    study = make_study(tmp_path, patients=88, signal=1.0)
+    folds, train = FoldSpec(n_folds=2, validation=0.5), TrainSpec(epochs=2, lr=1e-2, device="cpu")
+    task = TaskSpec(target="label", level="patient", classes=("normal", "tumour"))
+    crossval(study[0], **wishes(study, tmp_path / "run", methods=["mean_pool"], folds=folds, train=train, task=task))
+    run = RunDir(tmp_path / "run")
+    chosen = {key: run.selection("mean_pool", key) for key in run.keys("mean_pool")}
+    assert {one.threshold_source for one in chosen.values()} == {"Youden point of the validation part"}
+    figures = evaluate(read_study(run.path).methods[0])
+    assert [fold.threshold.value for fold in figures.folds] == [one.threshold for one in chosen.values()]
+    decided = dict(zip(figures.patients.ids, figures.patients.decisions.tolist(), strict=True))
+    cases = read_cases(run, "mean_pool")
+    assert {case.patient: task.classes.index(case.predicted) for case in cases} == decided
+    largest = {case.patient: max(case.probabilities, key=case.probabilities.get) for case in cases}
+    assert any(case.predicted != largest[case.patient] for case in cases), "or the test would not tell"
+
+
 def test_three_classes_are_told_apart(make_study, tmp_path):
     classes = ("a", "b", "c")
     study = make_study(tmp_path, patients=18, classes=classes, signal=6.0)
@@ -340,3 +362,37 @@ def test_two_workers_give_the_bytes_of_one_worker_with_as_many_threads(make_stud
     assert len(together.done) == 4
     for name in ("predictions.csv", "environment.json"):
         assert (tmp_path / "together" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+
+
+def test_a_bag_more_in_the_folder_and_another_pace_of_saving_go_on_with_the_same_run(study, tmp_path):
+    bags, out = tmp_path / "bags", tmp_path / "run"
+    shutil.copytree(study[1], bags)
+    once = crossval(study[0], **wishes((None, bags), out, train=TRAIN, methods=["mean_pool"]))
+    shutil.copy(bags / "s00_0.h5", bags / "another.h5")
+    train = replace(TRAIN, checkpoint_seconds=60.0)
+    again = crossval(study[0], **wishes((None, bags), out, train=train, methods=["mean_pool"]))
+    assert (again.done, again.reused) == ((), once.done)
+
+
+def test_a_row_with_neither_label_nor_bag_stands_in_nobodys_way(study, tmp_path):
+    table = tmp_path / "labels.csv"
+    table.write_text(study[0].read_text() + "s90_0,p90,site0,NA\n")
+    crossval(table, **wishes(study, tmp_path / "run", train=TRAIN, methods=["mean_pool"]))
+    statuses = RunDir(tmp_path / "run").cohort().set_index("slide")["status"]
+    assert (statuses["s90_0"], len(statuses)) == ("no label in column label", 13)
+
+
+def test_each_method_keeps_bags_as_it_wishes_and_none_is_kept_twice(study, tmp_path, monkeypatch):
+    kept = []
+    fit = experiment.fit
+
+    def watched(*args, train, **kwargs):
+        kept.append(train.reader)
+        return fit(*args, train=train, **kwargs)
+
+    monkeypatch.setattr(experiment, "fit", watched)
+    caches = ("none", "ram", "auto")
+    methods = [MethodSpec(name="mean_pool", label=name, train={"cache": name}) for name in caches]
+    crossval(study[0], **wishes(study, tmp_path / "run", methods=methods, train=TRAIN, folds=FoldSpec(n_folds=2)))
+    assert [reader.keeps for reader in kept] == [False, False, True, True, True, True]
+    assert len({id(reader) for reader in kept}) == 2

@@ -8,7 +8,10 @@ import pandas as pd
 import pytest
 
 from tiling.atomic import temporary_path
+from tiling.errors import SlideError
 from tiling.grid import TileSpec
+from tiling.slide import Slide
+from tiling.store import read_grid
 from wsi_mil import encode_settings
 from wsi_mil.encoders import EncodeSpec, open_encoder
 from wsi_mil.encoding import encode_slides
@@ -16,7 +19,7 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.stages import encode as stage
 from wsi_mil.stages.encode import encode
 from wsi_mil.stages.tile import tile
-from wsi_mil.store import BagStore, check_one_contract, read_bag_header
+from wsi_mil.store import BagStore, check_one_contract, read_bag_header, read_failed
 
 SPEC = EncodeSpec(batch_size=8, readers=2)
 
@@ -69,9 +72,6 @@ def test_the_table_has_a_row_for_each_slide(encoded):
 
 def test_features_are_those_of_the_tiles_at_the_coordinates(cohort, encoded):
     import torch
-
-    from tiling.slide import Slide
-    from tiling.store import read_grid
 
     slides, grids = cohort
     bag, grid = BagStore(encoded.out).bag(IDS[1]), read_grid(grids / "grids" / f"{IDS[1]}.h5")
@@ -223,3 +223,35 @@ def test_another_precision_goes_to_another_folder(cohort, encoded, tmp_path):
     other = encode(slides, grids=grids, out=tmp_path, encoding=EncodeSpec(batch_size=8, precision="bf16"))
     assert other.out.name != encoded.out.name
     assert read_bag_header(other.out / f"{IDS[0]}.h5").precision == "bf16"
+
+
+def test_a_stricter_limit_on_failed_tiles_holds_for_bags_that_are_there(cohort, tmp_path, monkeypatch):
+    slides, grids = cohort
+    read_tile = Slide.read_tile
+
+    def damaged(self, x_l0, y_l0, plan):
+        if self.path.stem == "plain" and (x_l0, y_l0) == first:
+            raise SlideError("this tile is damaged")
+        return read_tile(self, x_l0, y_l0, plan)
+
+    first = tuple(read_grid(grids / "grids" / f"{IDS[2]}.h5").coords_l0[0].tolist())
+    monkeypatch.setattr(Slide, "read_tile", damaged)
+    lenient = EncodeSpec(batch_size=8, readers=2, max_failed_tiles=0.5)
+    done = encode(slides, grids=grids, out=tmp_path, encoding=lenient)
+    assert (done.exit_code, len(read_failed(done.out / f"{IDS[2]}.h5"))) == (0, 1)
+    assert encode(slides, grids=grids, out=tmp_path, encoding=lenient).reused == IDS
+    strict = encode(slides, grids=grids, out=tmp_path, encoding=EncodeSpec(batch_size=8, max_failed_tiles=0.0))
+    assert (strict.reused, [(f.item, f.outcome) for f in strict.failures]) == (IDS[:2], [(IDS[2], "degraded")])
+    assert BagStore(strict.out).ids() == list(IDS[:2])
+
+
+def test_a_slide_of_which_nothing_is_heard_is_a_failure(cohort, tmp_path, monkeypatch):
+    slides, grids = cohort
+
+    def loses_one(jobs, *args, **kwargs):
+        yield from encode_slides(jobs[:-1], *args, **kwargs)
+
+    monkeypatch.setattr(stage, "encode_slides", loses_one)
+    summary = encode(slides, grids=grids, out=tmp_path, encoding=SPEC)
+    assert (summary.exit_code, summary.done) == (3, IDS[:2])
+    assert [(f.item, f.outcome) for f in summary.failures] == [(IDS[2], "failed")]

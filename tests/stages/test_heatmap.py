@@ -77,7 +77,7 @@ def test_only_models_that_did_not_see_the_patient_are_averaged(run: Path, tmp_pa
 def test_unknown_wishes_are_refused_with_what_there_is(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"not tested on fiducial\..*fiducials"):
         heatmap(run, out=tmp_path, slide=["fiducial"], method="abmil")
-    with pytest.raises(RunError, match="abmil, acmil"):
+    with pytest.raises(ConfigError, match="abmil, acmil"):
         heatmap(run, out=tmp_path, method="clam")
     summary = heatmap(run, out=tmp_path, method="abmil", column="nothing", slide=["fiducials"])
     assert "there are attention, contribution:tumour" in summary.failures[0].reason

@@ -7,11 +7,14 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+import tifffile
 
 from tiling import atomic
 from wsi_mil.errors import RunError
+from wsi_mil.report.pseudonyms import WITHHELD, Names
 from wsi_mil.stages.report import report
 
 _SPEC = importlib.util.spec_from_file_location("fabricated_run", Path(__file__).parents[1] / "report" / "fabricated.py")
@@ -156,6 +159,36 @@ def test_pseudonyms_stand_everywhere_and_are_stable(tmp_path):
     assert _files(run) == first
 
 
+@pytest.mark.parametrize("patient_name", ["{:d}", "Q{:02d}"])
+def test_ids_of_a_few_characters_are_hidden_too(tmp_path, patient_name):
+    run = _fabricate(
+        tmp_path, patients=12, n_folds=3, signal=ONE, patient_name=patient_name, excluded=("patient Q07 or 7 is away",)
+    )
+    report(run.path, pseudonymise=True)
+    text = _Page(run.report_path.read_text()).text
+    cohort = pd.read_csv(run.path / "tables" / "cohort.csv", dtype=str)
+    status = cohort["status"][cohort["status"] != "used"].item()
+    expected = r"\(withheld\)" if patient_name == "{:d}" else r"patient P-[0-9a-f]{6} or 7 is away"
+    assert re.fullmatch(expected, status)
+    assert status in text
+
+
+def test_names_hide_short_ids_only_where_they_stand_alone_and_withhold_what_may_be_a_count():
+    names = Names({"7", "ase", "Q07"}, {"b", "S-000_1"}, salt="salt")
+    assert names.text("based on Q07's slide (ase), 0.57 of 17") == (
+        f"based on {names.patient('Q07')}'s slide ({names.patient('ase')}), 0.57 of 17"
+    )
+    assert names.text("7 slides of Q07") == names.text("slide b") == WITHHELD
+    assert [names.item(name) for name in ("b", "7", "S-000_1")] == [
+        names.slide("b"),
+        names.patient("7"),
+        names.slide("S-000_1"),
+    ]
+    assert names.item("the table lacks Q07") == f"the table lacks {names.patient('Q07')}"
+    shown = Names({"7"}, {"b"})
+    assert (shown.text("7 slides of b"), shown.item("b")) == ("7 slides of b", "b")
+
+
 def test_two_runs_give_the_same_patient_different_pseudonyms(tmp_path):
     seen = []
     for place in ("one", "two"):
@@ -194,8 +227,27 @@ def test_missing_slides_are_said_and_the_rest_stands(tmp_path):
     assert {failure.outcome for failure in summary.failures} == {"no thumbnail"}
     page = _Page(run.report_path.read_text())
     assert "The slide file is not reachable" in page.text
-    assert "does not exist. Give the folder of the slides with --slides" in page.text
+    assert re.search(r"P\d+_S0: its file P\d+_S0\.tif is not below .* with --slides DIR", page.text)
     assert sum(tag == "img" and "jpeg" in (a["src"] or "")[:20] for tag, a in page.elements) == 4  # heat maps stay
+
+
+def test_a_slide_file_that_was_replaced_is_not_drawn_under_the_heat(tmp_path):
+    run = _fabricate(tmp_path, patients=8, n_folds=2, signal=ONE, slides=True)
+    for path in (tmp_path / "slides").glob("*.tif"):
+        tifffile.imwrite(path, np.full((1536, 1536, 3), 90, np.uint8), tile=(256, 256), photometric="rgb")
+    summary = report(run.path)
+    assert {failure.outcome for failure in summary.failures} == {"no thumbnail"}
+    assert all("is not the file that was scored" in failure.reason for failure in summary.failures)
+    page = _Page(run.report_path.read_text())
+    assert "not the one that was scored, so no tissue is shown" in page.text
+    assert sum(tag == "img" and "jpeg" in (a["src"] or "")[:20] for tag, a in page.elements) == 4  # heat on blank
+
+
+def test_slides_under_another_suffix_are_found_by_their_id(tmp_path):
+    run = _fabricate(tmp_path, patients=8, n_folds=2, signal=ONE, slides=True)
+    for path in (tmp_path / "slides").glob("*.tif"):
+        path.rename(path.with_suffix(".tiff"))
+    assert report(run.path).exit_code == 0
 
 
 def test_moved_slides_are_found_by_the_option(tmp_path):

@@ -190,7 +190,11 @@ def test_results_never_go_into_the_slides_folder(slides: Path) -> None:
 
 
 def test_a_disk_that_is_full_fails_its_slide_and_nothing_else(
-    slides: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Summary
+    slides: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    undisturbed: Summary,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     write = stage.write_grid
 
@@ -202,6 +206,7 @@ def test_a_disk_that_is_full_fails_its_slide_and_nothing_else(
     monkeypatch.setattr(stage, "write_grid", full)
     summary = run(slides, tmp_path)
     assert summary.done == ("a", "c")
+    assert "Traceback" not in caplog.text  # a full disk is no fault of the program
     assert "No space left" in next(f.reason for f in summary.failures if f.item == "b")
     monkeypatch.undo()
     assert run(slides, tmp_path).done == ("b",)

@@ -32,7 +32,7 @@ def test_no_width_is_zero_at_the_ends_or_when_all_scores_are_equal(scores):
     interval = intervals.auc_interval(_part(np.repeat([False, True], 3), np.array(scores, float)))
     assert interval.high - interval.low > 0.3
     assert 0 <= interval.low < interval.high <= 1
-    assert "bound" in interval.method
+    assert interval.method.startswith("Wilson score interval")
 
 
 def test_a_perfect_auc_keeps_a_width_even_with_many_patients():
@@ -41,10 +41,10 @@ def test_a_perfect_auc_keeps_a_width_even_with_many_patients():
     assert interval.low == pytest.approx(50 / (50 + 1.959964**2), rel=1e-6)  # Wilson at 50 of 50
 
 
-def test_below_ten_a_class_the_bound_is_used_and_named_and_from_ten_on_delong():
+def test_below_ten_a_class_the_score_interval_is_used_and_named_and_from_ten_on_delong():
     scores = np.array([0.1, 0.5, 0.3, 0.9, 0.2, 0.8, 0.4, 0.7, 0.15, 0.6, 0.55, 0.62, 0.05, 0.95, 0.35, 0.45, 0.5, 0.4])
     few = intervals.auc_interval(_part(np.arange(18) % 2 == 1, scores))
-    assert few.method == "Wilson bound, 9 disjoint pairs"
+    assert few.method == "Wilson score interval, 9 disjoint pairs"
     many = intervals.auc_interval(_part(np.arange(20) % 2 == 1, np.append(scores, [0.3, 0.5])))
     assert many.method == "DeLong, logit scale"
 
@@ -66,6 +66,7 @@ def test_an_undefined_auc_has_no_interval():
 def test_wilson_by_hand_and_at_no_trial():
     assert intervals.wilson_interval(0.5, 10).low == pytest.approx(0.2366, abs=1e-4)
     assert (intervals.wilson_interval(0.5, 0).low, intervals.wilson_interval(0.5, 0).high) == (0.0, 1.0)
+    assert intervals.wilson_interval(0.5, 4, of="patients").method == "Wilson score interval, 4 patients"
 
 
 def test_weights_keep_each_stratum_whole_and_repeat_with_the_seed():
@@ -81,6 +82,20 @@ def test_a_stratum_of_one_joins_its_neighbour_so_that_it_can_vary():
     weights = intervals.patient_weights(np.array([0, 1, 1, 2]), draws=200)
     assert (weights.std(axis=0) > 0).all()
     np.testing.assert_allclose(weights.sum(axis=1), 4)
+
+
+def test_a_stratum_of_one_joins_its_own_class_and_never_the_other():
+    classes = np.array([0, 0, 0, 0, 1, 1, 1])
+    folds = np.array([0, 0, 0, 4, 0, 0, 0])  # the last stratum of class 0 is one patient
+    weights = intervals.patient_weights(folds, classes=classes, draws=200)
+    for name in (0, 1):
+        np.testing.assert_allclose(weights[:, classes == name].sum(axis=1), (classes == name).sum())
+    assert (weights.std(axis=0) > 0).all()
+
+
+def test_a_patient_who_is_alone_in_a_class_is_drawn_once_each_time():
+    weights = intervals.patient_weights(np.array([0, 1, 1, 1]), classes=np.array([0, 1, 1, 1]), draws=50)
+    np.testing.assert_array_equal(weights[:, 0], 1.0)
 
 
 def test_the_bootstrap_of_a_mean_has_the_textbook_variance_in_small_strata():
@@ -115,6 +130,6 @@ def test_the_bootstrap_and_delong_agree_on_a_large_sample():
     generator = np.random.default_rng(3)
     positive, groups = np.arange(400) % 2 == 0, np.arange(400) // 2 % 5
     scores = generator.normal(size=400) + positive
-    weights = intervals.patient_weights(positive * 5 + groups, draws=2000)
+    weights = intervals.patient_weights(groups, classes=positive.astype(int), draws=2000)
     samples = intervals.bootstrap_auc(positive, scores, groups=groups, weights=weights)
     assert samples.std() == pytest.approx(np.sqrt(_part(positive, scores, groups).variance), rel=0.1)

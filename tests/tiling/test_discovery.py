@@ -185,3 +185,17 @@ def test_entries_that_cannot_be_looked_at_are_problems(tmp_path, monkeypatch):
     discovery = find_slides(tmp_path)
     assert [source.slide_id for source in discovery.sources] == ["a"]
     assert discovery.problems == (("b.tif", "it cannot be read: Permission denied"),)
+
+
+def test_an_id_that_no_file_could_be_named_by_is_a_problem(tmp_path):
+    fill(tmp_path, "x" * 200 + ".tif", "y" * 201 + ".tif", "folder" * 20 + "/" + "file" * 25 + ".svs")
+    discovery = find_slides(tmp_path)
+    assert [source.slide_id for source in discovery.sources] == ["x" * 200]
+    assert [(item[0], "200 bytes" in reason) for item, reason in discovery.problems] == [("f", True), ("y", True)]
+
+
+def test_a_problem_is_told_in_one_line(tmp_path):
+    (tmp_path / "new\nline.svs").symlink_to("no\rwhere.svs")
+    ((item, reason),) = find_slides(tmp_path).problems
+    assert item == r"new\nline.svs"
+    assert r"no\rwhere.svs" in reason

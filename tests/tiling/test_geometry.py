@@ -155,3 +155,13 @@ def test_tissue_fractions_equal_a_count_of_pixels() -> None:
     corners = np.asarray(plan.origin_l0) + full_grid(plan) * np.asarray(plan.stride_l0)
     counted = [large[y : y + 130, x : x + 130].mean() for x, y in corners.tolist()]
     np.testing.assert_allclose(tissue_fractions(mask, slide, plan), counted, atol=1e-6)
+
+
+@pytest.mark.parametrize(("mpp", "tile_px"), [(1e-9, 224), (0.001, 224), (0.7, 1)])
+def test_a_tile_that_whole_pixels_cannot_make_is_refused(mpp: float, tile_px: int) -> None:
+    with pytest.raises(SlideError, match="whole pixels of the slide make"):
+        plan_read(info(), TileSpec(mpp=mpp, tile_px=tile_px, allow_upsampling=True))
+
+
+def test_a_tile_of_one_pixel_is_allowed_where_it_has_the_wished_size() -> None:
+    assert plan_read(info(), TileSpec(mpp=0.52, tile_px=1, mpp_tolerance=0.0)).tile_size_l0 == (1, 1)

@@ -110,3 +110,10 @@ def test_a_contact_sheet_has_a_cell_for_every_slide() -> None:
 def test_a_contact_sheet_stays_within_what_a_jpeg_holds(n: int) -> None:
     sheet = contact_sheet([Cell(slide_id=str(i), outcome="failed", picture=None) for i in range(n)])
     assert max(sheet.shape) < 10_000
+
+
+def test_a_name_of_several_lines_is_drawn_in_one() -> None:
+    hostile = replace(survey(), slide=replace(survey().slide, slide_id="new\nline\x07"))
+    assert qc_picture(hostile, None, outcome="no tissue").shape == qc_picture(survey(), None, outcome="x").shape
+    sheets = [contact_sheet([Cell(slide_id=name, outcome="a\nb", picture=None)]) for name in ("new\nline", "new␤line")]
+    assert np.array_equal(*sheets)

@@ -1,8 +1,11 @@
+import logging
+
 import numpy as np
 import pytest
 import tifffile
 
 from tiling.errors import SlideError
+from tiling.readers.tiff import why_not_a_slide
 from tiling.slide import read_header
 
 
@@ -90,3 +93,28 @@ def test_what_is_no_slide_is_a_slide_error(tmp_path, content):
 def test_a_missing_file_is_a_slide_error(tmp_path):
     with pytest.raises(SlideError, match="no such file"):
         read_header(tmp_path / "gone.svs")
+
+
+def test_a_file_that_may_not_be_read_says_so(tmp_path, monkeypatch):
+    path = tmp_path / "a.svs"
+    path.write_bytes(b"II*\0")
+
+    def denied(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(type(path), "open", denied)
+    assert why_not_a_slide(path) == "Permission denied"
+
+
+def test_what_the_parser_remarks_on_damage_reaches_no_listener_of_all_loggers(tmp_path):
+    path = tmp_path / "a.tif"
+    path.write_bytes(b"II*\0\0\0\0\0cut")
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logging.getLogger().addHandler(handler)
+    try:
+        assert why_not_a_slide(path) is None
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert records == []

@@ -12,7 +12,7 @@ import pytest
 from tiling.geometry import full_grid, plan_read
 from tiling.grid import TileGrid, TileSpec
 from tiling.readers.header import SlideInfo
-from tiling.store import GridFileError, grid_is_complete, grid_is_intact, read_grid, write_grid
+from tiling.store import GridChangedError, GridFileError, grid_is_complete, grid_is_intact, read_grid, write_grid
 
 SPEC = TileSpec(tile_px=256, stride_px=192, min_tissue=0.125)
 
@@ -89,7 +89,7 @@ def test_readers_of_trident_files_find_what_they_look_for(path: Path) -> None:
         "target_magnification": 20,
         "overlap": 64,
         "name": "S01.v2.0",
-        "savetodir": "None",
+        "savetodir": ".",
         "level0_width": 5070,
         "level0_height": 3549,
     }
@@ -172,3 +172,18 @@ def test_an_empty_grid_never_becomes_a_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="outcome, not a file"):
         write_grid(tmp_path / "S01.v2.0.h5", empty)
     assert not list(tmp_path.iterdir())
+
+
+def test_changed_data_are_refused_when_they_are_read(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        file["grid_xy"][3] += 1
+    with pytest.raises(GridChangedError, match=r"rows changed.*`tile` again"):
+        read_grid(path)
+
+
+@pytest.mark.parametrize("value", [(0.5 + 1e-9, 0.5), (0.5, 0.5 - 1e-12)])
+def test_a_change_that_printing_would_round_away_is_noticed(path: Path, value: tuple[float, float]) -> None:
+    with h5py.File(path, "r+") as file:
+        was = file.attrs["mpp_effective"]
+        file.attrs.modify("mpp_effective", was + np.array(value) - 0.5)
+    assert not complete(path)

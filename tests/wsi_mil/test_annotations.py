@@ -7,14 +7,20 @@ import numpy as np
 import pytest
 import shapely
 
-from wsi_mil.annotations import AnnotationError, lesion_fraction, polygons_of, read_polygons
+from wsi_mil.annotations import AnnotationError, lesion_fraction, read_polygons
 
 SQUARE = [[0, 0], [100, 0], [100, 100], [0, 100], [0, 0]]
 HOLE = [[25, 25], [75, 25], [75, 75], [25, 75], [25, 25]]
+WHOLE = (0, 0, 1000, 800)
 
 
 def _polygon(*rings):
     return {"type": "Polygon", "coordinates": list(rings)}
+
+
+def _read(folder: Path, document, bounds_l0=WHOLE):
+    (folder / "annotation.geojson").write_text(json.dumps(document))
+    return read_polygons(folder / "annotation.geojson", bounds_l0=bounds_l0)
 
 
 def _feature(geometry):
@@ -32,12 +38,12 @@ def _feature(geometry):
         {"type": "GeometryCollection", "geometries": [_polygon(SQUARE, HOLE)]},
     ],
 )
-def test_every_wrapping_gives_the_same_ground_with_its_hole(document):
-    (polygon,) = polygons_of(document)
+def test_every_wrapping_gives_the_same_ground_with_its_hole(tmp_path: Path, document):
+    (polygon,) = _read(tmp_path, document)
     assert polygon.area == 100 * 100 - 50 * 50
 
 
-def test_a_third_coordinate_is_dropped_and_points_lines_and_empty_features_cover_nothing():
+def test_a_third_coordinate_is_dropped_and_points_lines_and_empty_features_cover_nothing(tmp_path: Path):
     document = {
         "type": "FeatureCollection",
         "features": [
@@ -47,14 +53,14 @@ def test_a_third_coordinate_is_dropped_and_points_lines_and_empty_features_cover
             _feature(None),
         ],
     }
-    (polygon,) = polygons_of(document)
+    (polygon,) = _read(tmp_path, document)
     assert not polygon.has_z
     assert polygon.area == 10_000
 
 
-def test_a_ring_that_crosses_itself_is_mended():
+def test_a_ring_that_crosses_itself_is_mended(tmp_path: Path):
     bow = [[0, 0], [100, 100], [100, 0], [0, 100], [0, 0]]
-    polygons = polygons_of(_polygon(bow))
+    polygons = _read(tmp_path, _polygon(bow))
     assert all(polygon.is_valid for polygon in polygons)
     assert sum(polygon.area for polygon in polygons) == pytest.approx(5000)
 
@@ -66,23 +72,31 @@ def test_another_file_is_refused_with_its_name_and_the_cure(tmp_path: Path, text
     path = tmp_path / "slide 7.geojson"
     path.write_text(text)
     with pytest.raises(AnnotationError, match=r"slide 7\.geojson.*GeoJSON"):
-        read_polygons(path)
+        read_polygons(path, bounds_l0=WHOLE)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path):
     with pytest.raises(AnnotationError, match=r"gone\.geojson"):
-        read_polygons(tmp_path / "gone.geojson")
+        read_polygons(tmp_path / "gone.geojson", bounds_l0=WHOLE)
+
+
+def test_what_qupath_wrote_is_counted_from_the_corner_of_the_scanned_bounds(tmp_path: Path):
+    qupath = _feature(_polygon(SQUARE)) | {"properties": {"objectType": "annotation"}}
+    (moved,) = _read(tmp_path, [qupath], bounds_l0=(300, 200, 500, 500))
+    assert moved.bounds == (300, 200, 400, 300)
+    (plain,) = _read(tmp_path, [_feature(_polygon(SQUARE))], bounds_l0=(300, 200, 500, 500))
+    assert plain.bounds == (0, 0, 100, 100)
 
 
 def test_a_byte_order_mark_is_no_obstacle(tmp_path: Path):
     path = tmp_path / "bom.geojson"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(_polygon(SQUARE)).encode())
-    assert len(read_polygons(path)) == 1
+    assert len(read_polygons(path, bounds_l0=WHOLE)) == 1
 
 
-def test_covered_shares_by_hand():
+def test_covered_shares_by_hand(tmp_path: Path):
     coords = np.array([[0, 0], [50, 50], [90, 0], [90, 90], [100, 0], [-20, -20], [30, 30]])
-    shares = lesion_fraction(coords, (20, 20), polygons_of(_polygon(SQUARE, HOLE)))
+    shares = lesion_fraction(coords, (20, 20), _read(tmp_path, _polygon(SQUARE, HOLE)))
     # inside; 50..70 lies in the hole; half over the rim; a quarter; touching only; touching only; all in the hole
     np.testing.assert_allclose(shares, [1, 0, 0.5, 0.25, 0, 0, 0])
 

@@ -1,15 +1,18 @@
 """A run seen slide by slide, at both levels, with and without labels."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from wsi_mil.cases import SlideFinder, check_tested, read_cases, slides_root
-from wsi_mil.errors import RunError, SlideError
-from wsi_mil.runs import FoldKey, RunDir, write_frame
+from wsi_mil.errors import ConfigError, RunError, SlideError
+from wsi_mil.runs import FoldKey, RunDir, Selection, write_frame
 
+COLUMNS = ["method", "repeat", "fold", "seed", "patient", "slide", "target", "prob_a"]
 TASK = {"target": "t", "level": "patient", "classes": ["a", "b"]}
 
 
@@ -17,12 +20,12 @@ def make_run(folder: Path, rows: list[tuple[str, str, str, int, float]], *, kind
     """rows: patient, slide (empty at level patient), target, seed, probability of b."""
     run = RunDir(folder)
     run.write_config({"kind": kind, "slides": None, "task": TASK, "methods": [{"label": "m"}]})
-    columns = ["method", "repeat", "fold", "seed", "patient", "slide", "target", "prob_a", "prob_b"]
     table = [("m", 0, 0, seed, patient, slide, target, 1 - b, b) for patient, slide, target, seed, b in rows]
-    write_frame(run.predictions_path, pd.DataFrame(table, columns=columns))
+    write_frame(run.predictions_path, pd.DataFrame(table, columns=[*COLUMNS, "prob_b"]))
     slides = [("P1", "s1"), ("P1", "s2"), ("P2", "s3"), ("P3", "s4")]
     cohort = [{"slide": s, "patient": p, "path": f"sub/{s}.tif", "mpp_x": "0.25", "mpp_y": "0.26"} for p, s in slides]
-    write_frame(run.cohort_path, pd.DataFrame(cohort))
+    rest = {"site": "", "target": "", "annotation": "", "status": "used", "tiles": "9"}
+    write_frame(run.cohort_path, pd.DataFrame(cohort).assign(**rest))
     return run
 
 
@@ -38,6 +41,35 @@ def test_a_patients_prediction_stands_at_each_of_its_slides_and_untested_slides_
     assert cases[0].loss == pytest.approx(-np.log(0.3))
     assert cases[0].keys == (FoldKey(0, 0, 0), FoldKey(0, 0, 1))
     assert cases[0].mpp == (0.25, 0.26)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_the_threshold_of_the_report_decides_stored_or_chosen_from_validation(tmp_path: Path, stored: bool) -> None:
+    run = make_run(tmp_path, [("P1", "s1", "b", 0, 0.31), ("P1", "s2", "b", 0, 0.19), ("P2", "s3", "a", 0, 0.4)])
+    key = FoldKey(0, 0, 0)
+    rows = pd.DataFrame([("m", *key, f"V{n}", "", "ab"[n % 2], 0.9 - n % 2 * 0.4) for n in range(20)], columns=COLUMNS)
+    write_frame(run.validation_path("m", key), rows.assign(prob_b=1 - rows["prob_a"]))  # a at 0.1, b at 0.5
+    cut = {"threshold": 0.2, "threshold_source": "Youden point of the validation part"} if stored else {}
+    chosen: dict[str, Any] = {"epoch": 1, "chosen_by": "validation loss", "metric": None, "value": None}
+    run.write_selection("m", key, Selection(**chosen, epochs_run=1, **cut))
+    cases = {case.slide_id: case for case in read_cases(run, "m")}
+    assert cases["s1"].threshold == pytest.approx(0.2 if stored else 0.3)
+    assert {name: (case.predicted, case.is_error) for name, case in cases.items()} == {
+        "s1": ("b", False),
+        "s2": ("a", True),
+        "s3": ("b", True),
+    }
+    assert cases["s1"].how_sure == f"0.31, b from {0.2 if stored else 0.3:.2f} up"
+
+
+def test_with_several_seeds_the_mean_threshold_decides_and_without_any_a_half(tmp_path: Path) -> None:
+    run = make_run(tmp_path, [("P1", "s1", "b", 0, 0.3), ("P1", "s1", "b", 1, 0.3)])
+    assert [(case.threshold, case.predicted, case.how_sure) for case in read_cases(run, "m")] == [(0.5, "a", "0.70")]
+    for seed, cut in enumerate((0.1, 0.4)):
+        chosen = Selection(epoch=1, chosen_by="validation loss", metric=None, value=None, epochs_run=1)
+        found = replace(chosen, threshold=cut, threshold_source="Youden point of the validation part")
+        run.write_selection("m", FoldKey(0, 0, seed), found)
+    assert [(case.threshold, case.predicted) for case in read_cases(run, "m")] == [(0.25, "b")]
 
 
 def test_without_labels_nothing_is_wrong_and_the_order_is_by_name(tmp_path: Path) -> None:
@@ -66,10 +98,11 @@ def test_runs_that_cannot_be_shown_say_what_to_give_instead(tmp_path: Path) -> N
     run = make_run(tmp_path / "run", [("P1", "s1", "a", 0, 0.1)])
     with pytest.raises(RunError, match="--slides DIR"):
         slides_root(run, None)
-    with pytest.raises(RunError, match="has no method 'x'; it has m"):
+    with pytest.raises(ConfigError, match="has no method 'x'; it has m"):
         read_cases(run, "x")
     trained = RunDir(tmp_path / "trained")
-    trained.write_config({"kind": "train", "methods": []})
+    trained.write_config({"kind": "train", "task": TASK, "methods": []})
+    write_frame(trained.predictions_path, pd.DataFrame(columns=["method"]))  # training leaves one without rows
     with pytest.raises(RunError, match="wsi-mil predict"):
         check_tested(trained)
     with pytest.raises(RunError, match="holds no run"):

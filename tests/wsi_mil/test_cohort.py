@@ -1,5 +1,6 @@
 """A cohort is read once: every row is accounted for, what is wrong is said all at once, and nothing is guessed."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def test_every_row_and_slide_is_counted_and_named(tmp_path):
     }
     assert cohort.excluded == (
         Exclusion(item="c", reason="excluded in fixes.csv, line 2: pen"),
-        Exclusion(item="gone", reason="line 5: there is no slide 'gone'.", outcome="missing"),
+        Exclusion(item="gone", reason="line 5: there is no slide 'gone'.", outcome="missing", values={"label": "y"}),
     )
     assert cohort.extra == ("extra",)
     told = "\n".join(cohort.warnings)
@@ -233,3 +234,39 @@ def test_folds_come_from_the_spec_or_from_the_file_of_a_former_run(tmp_path):
     assert folds_for(FoldSpec(file=tmp_path / "folds.csv"), classes_of) == folds
     with pytest.raises(CohortError, match="of the cohort in no part: 99"):
         folds_for(FoldSpec(file=tmp_path / "folds.csv"), classes_of | {"99": {"x"}})
+
+
+def test_a_table_without_a_row_is_refused(tmp_path):
+    with pytest.raises(CohortError, match=r"slide, patient, label, but no row"):
+        read_cohort(table(tmp_path, "slide,patient,label\n"), PLAIN)
+
+
+def test_patients_that_may_be_one_are_told(tmp_path):
+    cohort = read_cohort(table(tmp_path, "slide,patient\na,P1\nb,p 1\nc,P2\n"), PLAIN)
+    (warning,) = [text for text in cohort.warnings if "held for different" in text]
+    assert "'P1' and 'p 1'" in warning
+
+
+def test_a_large_cohort_under_other_names_is_answered_soon(tmp_path):
+    rows = "".join(f"S-{i:05d}_h,p{i}\n" for i in range(4000))
+    path = table(tmp_path, "slide,patient\nS-1,p\n" + rows)
+    began = time.monotonic()
+    with pytest.raises(CohortError, match=r"(?s)none of its 4001 rows.*Did you mean"):
+        read_cohort(path, PLAIN, known_ids=[f"S-{i:05d}" for i in range(4000)])
+    assert time.monotonic() - began < 15
+
+
+def test_folds_from_a_file_must_keep_what_the_spec_says(tmp_path):
+    classes_of = {f"{i:02d}": {"y" if i < 3 else "x"} for i in range(20)}
+    folds = make_folds(classes_of, n_folds=4, allow_absent_class=True)
+    path = tmp_path / "folds.csv"
+    folds_to_frame(folds).to_csv(path, index=False)
+    with pytest.raises(CohortError, match=r"test part has no patient of class y.*allow_absent_class true"):
+        folds_for(FoldSpec(file=path), classes_of)
+    assert folds_for(FoldSpec(file=path, allow_absent_class=True), classes_of) == folds
+    sites = {patient: str(i % 5) for i, patient in enumerate(classes_of)}
+    with pytest.raises(CohortError, match=r"patients of site .* are in the test part and outside it"):
+        folds_for(FoldSpec(file=path, allow_absent_class=True, by_site=True), classes_of, sites=sites)
+    whole = make_folds(classes_of, n_folds=4, sites=sites, allow_absent_class=True)
+    folds_to_frame(whole).to_csv(path, index=False)
+    assert folds_for(FoldSpec(file=path, allow_absent_class=True, by_site=True), classes_of, sites=sites) == whole

@@ -244,3 +244,24 @@ def test_half_precision_agrees_with_single(precision):
     assert half.dtype == torch.float32
     assert torch.nn.functional.cosine_similarity(single, half).min() > 0.99
     assert not torch.equal(single, half)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("import nothing_like_it", "ModuleNotFoundError"), ("def", "SyntaxError"), ("a = 1", "defines no ENCODER")],
+)
+def test_a_mistake_in_a_users_own_declaration_is_named(tmp_path, text, words):
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=f"mine.py.*{words}"):
+        open_encoder(str(file))
+    with pytest.raises(ConfigError, match="no such file"):
+        open_encoder(str(tmp_path / "absent.py"))
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("uni_2h", "uni2_h"), ("Virchow-2x", "virchow2"), ("conch_v15", "conch_v1_5")]
+)
+def test_an_unknown_name_is_refused_with_the_nearest(name, near):
+    with pytest.raises(ConfigError, match=f"Did you mean {near!r}"):
+        open_encoder(name)

@@ -245,3 +245,16 @@ def test_the_plan_takes_what_is_given_and_finds_the_rest(encoder):
     assert plan.readers >= 2
     assert make_plan(encoder, batch_size=5, readers=7, tile_px=PX, precision="bf16").readers == 7
     assert PLAN.buffer_bytes(PX) == 6 * 8 * PX * PX * 3
+
+
+def test_what_stops_the_feeder_ends_the_run_and_is_told(encoder):
+    class Jobs(list):
+        def __iter__(self):
+            yield self[0]
+            raise ValueError("no next job")
+
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="no next job"):
+        list(encode_slides(Jobs([job(0, 20), job(1, 20)]), encoder, plan=PLAN, tile_px=PX))
+    assert threading.active_count() == before
+    assert FakeSlide.open_now == 0

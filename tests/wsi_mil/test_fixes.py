@@ -72,3 +72,34 @@ def test_an_existing_file_is_never_touched(tmp_path):
 def test_nothing_new_writes_nothing(tmp_path):
     assert write_fixes(tmp_path, [("a", "again")], existing=[Fix(slide="a")]) is None
     assert not list(tmp_path.iterdir())
+
+
+def test_new_rows_go_to_the_first_name_that_is_free_and_the_same_rows_to_the_same_file(tmp_path):
+    kept = [Fix(slide="a")]
+    first = write_fixes(tmp_path, [("b", "why")], existing=kept)
+    assert write_fixes(tmp_path, [("b", "why")], existing=kept) == first
+    first.write_text("slide,slide_mpp,exclude,reason\nb,,yes,mine\n")
+    second = write_fixes(tmp_path, [("b", "why")], existing=kept)
+    third = write_fixes(tmp_path, [("b", "why"), ("c", "why")], existing=kept)
+    assert (second.name, third.name) == ("fixes.new2.csv", "fixes.new3.csv")
+    assert [(f.slide, f.exclude) for f in read_fixes(first)] == [("b", True)]
+    assert len(read_fixes(second)) == 2
+
+
+def test_a_file_that_was_not_read_is_not_written_over(tmp_path):
+    (tmp_path / "fixes.csv").write_text("mine")
+    assert write_fixes(tmp_path, [("a", "why")], existing=None) == tmp_path / "fixes.new.csv"
+    assert (tmp_path / "fixes.csv").read_text() == "mine"
+
+
+def test_a_fix_by_whole_id_leaves_out_a_row_that_has_only_the_name_and_no_bag(tmp_path):
+    from wsi_mil.cohort import CohortSpec, read_cohort
+
+    table = tmp_path / "labels.csv"
+    table.write_text("slide,patient,label\nbroken,p1,a\ngood,p2,b\n")
+    (tmp_path / "fixes.csv").write_text("slide,slide_mpp,exclude,reason\nOld Archive__broken,,yes,cannot be opened\n")
+    cohort = read_cohort(table, CohortSpec(), known_ids=["Old Archive__good"])
+    assert [record.slide_id for record in cohort.records] == ["Old Archive__good"]
+    (exclusion,) = cohort.excluded
+    assert exclusion.outcome == "excluded"
+    assert "cannot be opened" in exclusion.reason

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,7 +15,7 @@ CONFIG = {
     "kind": "crossval",
     "version": "0.1.0",
     "table": "a.csv",
-    "task": {"target": "label", "classes": ["no", "yes"]},
+    "task": {"target": "label", "level": "slide", "classes": ["no", "yes"]},
     "train": {"epochs": 20, "lr": 2e-4, "cache": "none"},
     "methods": [{"label": "abmil", "name": "abmil", "params": {}}],
 }
@@ -117,3 +118,36 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 def test_reading_runs_loads_no_torch():
     code = "import sys, wsi_mil.runs; sys.exit(bool({'torch', 'lightning', 'timm'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_changes_no_result_makes_no_other_run(run):
+    told = {"counts": {"extra": 3}, "warnings": ["3 slides have no row"], "fixes": "f.csv", "bags_sha256": "a"}
+    method = CONFIG["methods"][0]
+    before = CONFIG | {"cohort": told, "folds": {"file": "a.csv", "sha256": "x"}}
+    run.write_config(before)
+    other = {"counts": {"extra": 4, "rows": 1}, "warnings": [], "fixes": None, "bags_sha256": "a"}
+    asked = before | {"cohort": other, "folds": {"file": "b.csv", "sha256": "x"}}
+    asked |= {"train": CONFIG["train"] | {"cache": "ram", "checkpoint_seconds": 60.0}}
+    assert run.claim(asked | {"methods": [method | {"train": {"cache": "ram", "checkpoint_seconds": 1.0}}]})
+    with pytest.raises(RunError, match=r"cohort\.bags_sha256: 'a' -> 'b'"):
+        run.claim(asked | {"cohort": other | {"bags_sha256": "b"}})
+    with pytest.raises(RunError, match=r"methods\.0\.train\.epochs: None -> 9"):
+        run.claim(asked | {"methods": [method | {"train": {"epochs": 9}}]})
+
+
+@pytest.mark.parametrize("columns", ["5", "[5]", '[{"nme": "a"}]', "[", "[]"])
+def test_a_scores_file_with_columns_that_cannot_be_is_named(run, columns):
+    run.write_scores("abmil", KEY, scores_of("a"))
+    with h5py.File(run.scores_path("abmil", KEY, "a"), "r+") as file:
+        file.attrs["columns"] = columns
+    with pytest.raises(RunError, match=r"a\.h5 is damaged"):
+        run.scores("abmil", KEY, "a")
+
+
+@pytest.mark.parametrize("value", [3, "a", [1, 2, 3]])
+def test_a_scores_file_with_a_geometry_that_cannot_be_is_named(run, value):
+    run.write_scores("abmil", KEY, scores_of("a"))
+    with h5py.File(run.scores_path("abmil", KEY, "a"), "r+") as file:
+        file.attrs["stride_l0"] = value
+    with pytest.raises(RunError, match=r"a\.h5 is damaged"):
+        run.scores("abmil", KEY, "a")

@@ -11,6 +11,10 @@ import pytest
 import torch
 
 from tiling.atomic import temporary_path
+from tiling.geometry import full_grid, plan_read
+from tiling.grid import TileGrid, TileSpec
+from tiling.readers.header import SlideInfo
+from tiling.store import write_grid
 from wsi_mil.errors import StoreError
 from wsi_mil.store import (
     BagHeader,
@@ -195,3 +199,28 @@ def test_a_footprint_may_differ_by_two_percent_and_no_more():
     check_one_contract([HEADER, replace(HEADER, slide_id="b", tile_um=113.0)])
     with pytest.raises(StoreError, match="tile_um"):
         check_one_contract([HEADER, HEADER, replace(HEADER, slide_id="b", tile_um=116.0)])
+
+
+@pytest.mark.parametrize("mpp", [0.12, 0.17, 0.22, 0.25, 0.3, 0.35, 0.5, 0.7, 1.0, 2.0])
+def test_the_grid_and_the_bag_of_a_slide_tell_readers_of_trident_files_the_same(tmp_path, mpp):
+    info = SlideInfo(
+        slide_id="S01.v2",
+        fingerprint="f00d",
+        vendor="aperio",
+        size_l0=(9000, 7000),
+        mpp=(mpp, mpp * 1.04),
+        mpp_source="metadata",
+        bounds_l0=(10, 20, 8000, 6000),
+        level_downsamples=((1.0, 1.0),),
+    )
+    spec = TileSpec(mpp=2.0, tile_px=224, stride_px=168)
+    plan = plan_read(info, spec)
+    xy = full_grid(plan)[:3]
+    grid = TileGrid(slide=info, spec=spec, plan=plan, grid_xy=xy, tissue_fraction=np.ones(3, np.float32))
+    write_grid(tmp_path / "grids" / "S01.v2.h5", grid)
+    header = replace(HEADER, mpp=info.mpp, tile_um=448.0, tile_size_l0=plan.tile_size_l0, stride_l0=plan.stride_l0)
+    told = []
+    for path in (tmp_path / "grids" / "S01.v2.h5", write(tmp_path, header)):
+        with h5py.File(path) as file:
+            told.append(dict(file["coords"].attrs))
+    assert told[0] == told[1]

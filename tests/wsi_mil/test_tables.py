@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from wsi_mil.errors import CohortError
-from wsi_mil.tables import did_you_mean, known, read_table, rename_columns
+from wsi_mil.tables import did_you_mean, known, read_table, rename_columns, spelled_alike
 
 IDS = ["0012", "12e3", "1_000", "7", "007", "NA", "1.0", "TRUE", "Präparat"]
 
@@ -151,3 +151,29 @@ def test_an_unknown_column_lists_those_that_are_there_and_the_nearest(tmp_path):
 
 def test_no_likeness_no_proposal():
     assert did_you_mean("slide", ["zzz"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\xff\xfes\0l", "UTF-16"),
+        ("slide,label\n1,2\n".encode("utf-16-le"), "zero bytes.*CSV UTF-8"),
+        (b"slide,label\n1," + b"x" * 200_000, "quotation mark"),
+    ],
+)
+def test_text_that_is_none_says_why(tmp_path, data, words):
+    (tmp_path / "t.csv").write_bytes(data)
+    with pytest.raises(CohortError, match=words):
+        read_table(tmp_path / "t.csv")
+
+
+def test_an_error_of_excel_is_no_value():
+    assert {known(text) for text in ("#REF!", "#DIV/0!", " #VALUE! ", "#NAME?", "#NUM!", "#NULL!", "#N/A")} == {None}
+
+
+def test_values_that_people_take_for_one_are_grouped():
+    assert spelled_alike(["Tumour", "tumour", "no tumour", "No  Tumour", "x"]) == [
+        ("No  Tumour", "no tumour"),
+        ("Tumour", "tumour"),
+    ]
+    assert spelled_alike(["a", "b", "a"]) == []

@@ -64,6 +64,7 @@ def test_a_conflict_counts_only_at_level_patient():
         (rows("a", "b", column="grades"), {}, r"no column 'grade'.*Did you mean 'grades'.*It has grades"),
         (rows(None, None), {}, "all of 2 slides are without a label"),
         (rows("a", "a", "a"), {}, r"\(3 slides a\): one class only"),
+        (rows("Tumour", "tumour", "b"), {}, r"'Tumour' and 'tumour' are one class to people"),
         (rows("a", "a", patients=["p", "p"]), {"level": "patient"}, r"\(1 patient a\): one class only"),
         (rows("a", "b", "c", "c"), {"classes": ("a", "b")}, "2 slides c in none of the given classes a, b"),
         (rows("a", "b"), {"classes": ("a", "b", "z")}, "nothing of the given classes z"),

@@ -21,7 +21,8 @@ _RESOLUTION_UNIT_UM = {2: 25_400.0, 3: 10_000.0}
 _MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _BROKEN = (tifffile.TiffFileError, OSError, ValueError, LookupError, TypeError, struct.error, RuntimeError)
 
-logging.getLogger("tifffile").addHandler(logging.NullHandler())  # its remarks on odd tags are not for our users
+logging.getLogger("tifffile").addHandler(logging.NullHandler())  # its remarks on odd tags are not for our users,
+logging.getLogger("tifffile").propagate = False  # not even where somebody listens to all loggers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +115,12 @@ def is_rgb8(page: tifffile.TiffPage) -> bool:
 
 def why_not_a_slide(path: Path) -> str | None:
     """A better reason than "unsupported", where the file's beginning tells one."""
-    if path.stat().st_size == 0:
-        return "the file is empty"
+    try:
+        with path.open("rb") as handle:
+            if not handle.read(1):
+                return "the file is empty"
+    except OSError as error:
+        return error.strerror or str(error)
     tiff = open_tiff(path)
     if tiff is None:
         return None

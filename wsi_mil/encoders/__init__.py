@@ -1,9 +1,8 @@
 """Encoders by name. A file here that does not start with `_` is one: the file's name is the name."""
 
+import difflib
 import importlib
-import importlib.util
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -11,6 +10,7 @@ from wsi_mil.encoders._base import Declaration, Encoder, Transform
 from wsi_mil.encoders._not_supported import NOT_SUPPORTED
 from wsi_mil.encoders._spec import DEFAULT_ENCODER, EncodeSpec
 from wsi_mil.errors import ConfigError
+from wsi_mil.lookup import load_file
 
 __all__ = [
     "DEFAULT_ENCODER",
@@ -45,7 +45,11 @@ def find_declaration(name: str) -> Declaration:
         return declared
     if key in NOT_SUPPORTED:
         raise ConfigError(f"encoder {name}: not supported: {NOT_SUPPORTED[key]}. Choose from {_listed()}.")
-    raise ConfigError(f"encoder {name!r}: no such name. Choose from {_listed()}, or timm:<name> for any timm network.")
+    near = difflib.get_close_matches(key, [*encoder_names(), *NOT_SUPPORTED], n=1)
+    meant = f" Did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(
+        f"encoder {name!r}: no such name.{meant} Choose from {_listed()}, or timm:<name> for any timm network."
+    )
 
 
 def open_encoder(
@@ -77,12 +81,7 @@ def choose_device(wish: str) -> str:
 
 
 def _from_file(path: Path) -> Declaration:
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file. Give a Python file that defines ENCODER, a Declaration.")
-    spec = importlib.util.spec_from_file_location(f"_encoder_{path.stem}", path)
-    module: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
-    spec.loader.exec_module(module)  # type: ignore[union-attr]
-    declared = getattr(module, "ENCODER", None)
+    declared = getattr(load_file(path), "ENCODER", None)
     if not isinstance(declared, Declaration):
         raise ConfigError(f"{path}: defines no ENCODER = Declaration(...). See wsi_mil/encoders/uni.py for one.")
     return declared

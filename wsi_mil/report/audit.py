@@ -9,7 +9,6 @@ import pandas as pd
 from wsi_mil.report.study import USED, Study
 from wsi_mil.runs import FoldKey
 
-NO_LABEL = "(no label)"
 NO_SITE = "(no site)"
 
 
@@ -58,9 +57,9 @@ class Audit:
     tested_once: bool
     """In each repeat every patient is tested exactly once."""
     foreign_rows: int
-    """Prediction rows of patients that are not in the test part of their model's fold."""
+    """Prediction rows of patients that are not in the test part of their model's fold, or the validation part of it."""
     missing_rows: int
-    """Test patients without a prediction, over all methods and models."""
+    """Predictions that are not there, of test patients (slides, at level slide), over all methods and models."""
     duplicates: tuple[tuple[str, ...], ...]
     """Slides with the same fingerprint."""
     duplicates_across: int
@@ -115,6 +114,7 @@ def audit(study: Study, fingerprints: dict[str, str]) -> Audit:
         groups.setdefault(fingerprint, []).append(slide)
     duplicates = tuple(tuple(slides) for slides in groups.values() if len(slides) > 1)
     foreign, missing = _coverage(study, tested)
+    foreign += _foreign_validation(study)
     return Audit(
         folds=tuple(
             _audit_fold(study, int(repeat), int(fold), rows)
@@ -157,17 +157,47 @@ def _audit_fold(study: Study, repeat: int, fold: int, rows: pd.DataFrame) -> Fol
 
 
 def _coverage(study: Study, tested: pd.DataFrame) -> tuple[int, int]:
-    """Prediction rows outside the test part of their fold, and test patients without a row."""
+    """Prediction rows outside the test part of their fold, and rows that are missing."""
     wanted: dict[tuple[int, int], set[str]] = {}
     for repeat, fold, patient in tested[["repeat", "fold", "patient"]].itertuples(index=False):
         wanted.setdefault((int(repeat), int(fold)), set()).add(str(patient))
+    items = _items(study, wanted)
+    tests = {method.label: method.test for method in study.methods}
     foreign = missing = 0
-    for method in study.methods:
-        seen: dict[FoldKey, set[str]] = {}
-        for key, patient in zip(method.test.keys, method.test.patients, strict=True):
+    for label, seeds in _seeds(study).items():
+        test = tests.get(label)
+        seen: dict[FoldKey, set[tuple[str, str]]] = {}
+        for key, patient, slide in zip(test.keys, test.patients, test.slides, strict=True) if test else ():
             foreign += patient not in wanted.get((key.repeat, key.fold), set())
-            seen.setdefault(key, set()).add(patient)
-        seeds = sorted({key.seed for key in seen})
-        for (repeat, fold), patients in wanted.items():
-            missing += sum(len(patients - seen.get(FoldKey(repeat, fold, seed), set())) for seed in seeds)
+            seen.setdefault(key, set()).add((patient, slide))
+        for (repeat, fold), asked in items.items():
+            every = {*seeds, *(key.seed for key in seen)}
+            missing += sum(len(asked - seen.get(FoldKey(repeat, fold, seed), set())) for seed in every)
     return foreign, missing
+
+
+def _foreign_validation(study: Study) -> int:
+    """Validation rows of patients outside the validation part: a threshold must not come from anybody else."""
+    held = study.folds[study.folds["part"] == "validation"]
+    allowed = set(held[["repeat", "fold", "patient"]].itertuples(index=False, name=None))
+    return sum(
+        (key.repeat, key.fold, patient) not in allowed
+        for method in study.methods
+        for key, rows in method.validation.items()
+        for patient in rows.patients
+    )
+
+
+def _items(study: Study, wanted: dict[tuple[int, int], set[str]]) -> dict[tuple[int, int], set[tuple[str, str]]]:
+    """(patient, slide) of what each test part holds; no slide at patient level."""
+    slides: dict[str, set[tuple[str, str]]] = {}
+    for patient, slide in study.used[["patient", "slide"]].itertuples(index=False):
+        slides.setdefault(patient, set()).add((patient, slide if study.level == "slide" else ""))
+    return {key: {item for p in patients for item in slides.get(p, {(p, "")})} for key, patients in wanted.items()}
+
+
+def _seeds(study: Study) -> dict[str, set[int]]:
+    """Of every method of the run, the failed ones too, the seeds that it was to be trained with."""
+    common = (study.config.get("train") or {}).get("seeds") or ()
+    methods = study.config["methods"]
+    return {str(m["label"]): set((m.get("train") or {}).get("seeds") or common) for m in methods}

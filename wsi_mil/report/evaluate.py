@@ -31,7 +31,7 @@ def within_folds(rows: Rows, ids: tuple[str, ...]) -> Concordance:
 def evaluate(method: Trained) -> MethodFigures:
     """All figures of one method."""
     models, mixed = patient_rows(method.test)
-    thresholds = {key: _threshold(method, key) for key in sorted(set(models.keys))}
+    thresholds = {key: _threshold(method, key) for key in sorted(set(method.test.keys))}
     patients = _patients(models, thresholds)
     rows = seed_means(models)
     n_classes = rows.probabilities.shape[1]
@@ -46,7 +46,9 @@ def evaluate(method: Trained) -> MethodFigures:
         patients=patients,
         within=within,
         primary=primary,
-        primary_bootstrap=_never_zero(_bootstrap_within(rows, patients), within, primary.interval),
+        primary_bootstrap=_never_zero(
+            _bootstrap_within(rows, patients.ids, patients.weights), within, primary.interval
+        ),
         pooled=Figure(value=pooled.auc, interval=intervals.auc_interval(pooled)),
         pooled_gap=_gap(rows, patients.ids, within),
         class_aucs=tuple(ranking.one_vs_rest_auc(patients.targets, patients.probabilities).tolist()),
@@ -58,18 +60,22 @@ def evaluate(method: Trained) -> MethodFigures:
         confusion=confusion,
         folds=tuple(_fold(method, models.of(key), key, thresholds[key]) for key in sorted(thresholds)),
         by_seed=_by_seed(models, patients.ids),
-        slide_auc=_slide_auc(method.test, patients),
+        slide_auc=_slide_auc(method.test),
     )
 
 
 def _threshold(method: Trained, key: FoldKey) -> decisions.Threshold:
     if method.test.probabilities.shape[1] > 2:
-        return decisions.Threshold(value=float("nan"), source="largest probability", from_validation=False)
+        return decisions.Threshold(value=float("nan"), source="largest probability")
+    selection = method.selections.get(key)
+    if selection is not None and selection.cut is not None:
+        return selection.cut
     validation = method.validation.get(key)
     if validation is None or not len(validation):
         return decisions.choose_threshold(np.empty(0, dtype=bool), np.empty(0))
-    rows, _ = patient_rows(validation)
-    return decisions.choose_threshold(rows.targets == 1, rows.probabilities[:, 1])
+    return decisions.choose_threshold_of_patients(
+        validation.patients, validation.targets == 1, validation.probabilities[:, 1]
+    )
 
 
 def _patients(rows: Rows, thresholds: dict[FoldKey, decisions.Threshold]) -> Patients:
@@ -83,10 +89,6 @@ def _patients(rows: Rows, thresholds: dict[FoldKey, decisions.Threshold]) -> Pat
     targets[places] = rows.targets
     cuts = np.bincount(places, weights=[thresholds[key].value for key in rows.keys], minlength=len(ids)) / counts
     called = np.where(np.isnan(cuts), probabilities.argmax(axis=1), probabilities[:, -1] >= cuts)
-    first_fold = np.zeros(len(ids), dtype=np.int64)
-    for place, key in sorted(zip(places.tolist(), rows.keys, strict=True), reverse=True):
-        first_fold[place] = key.fold
-    strata = targets * (first_fold.max(initial=0) + 1) + first_fold
     return Patients(
         ids=ids,
         targets=targets,
@@ -94,8 +96,16 @@ def _patients(rows: Rows, thresholds: dict[FoldKey, decisions.Threshold]) -> Pat
         cuts=cuts,
         decisions=called.astype(np.int64),
         losses=calibration.log_loss_terms(targets, probabilities),
-        weights=intervals.patient_weights(strata, draws=_draws(len(ids)), seed=SEED),
+        weights=_weights(rows, targets),
     )
+
+
+def _weights(rows: Rows, classes: Ints) -> Floats:
+    """Bootstrap weights of the patients in sorted order, drawn within class and the first fold that tests them."""
+    first_fold = np.zeros(len(classes), dtype=np.int64)
+    for place, key in sorted(zip(_codes(rows.patients).tolist(), rows.keys, strict=True), reverse=True):
+        first_fold[place] = key.fold
+    return intervals.patient_weights(first_fold, classes=classes, draws=_draws(len(classes)), seed=SEED)
 
 
 def _draws(n_patients: int) -> int:
@@ -151,9 +161,10 @@ def _gap(rows: Rows, ids: tuple[str, ...], within: Concordance) -> float:
     return abs(_concordance(rows, ids, groups=repeats).auc - within.auc)
 
 
-def _bootstrap_within(rows: Rows, patients: Patients) -> Floats:
-    number = {patient: place for place, patient in enumerate(patients.ids)}
-    weights = patients.weights[:, [number[patient] for patient in rows.patients]]
+def _bootstrap_within(rows: Rows, ids: tuple[str, ...], weights: Floats) -> Floats:
+    """Within-fold AUC of each bootstrap sample. weights: (draws, len(ids))."""
+    number = {patient: place for place, patient in enumerate(ids)}
+    weights = weights[:, np.array([number[patient] for patient in rows.patients], dtype=np.int64)]
     groups = _codes(rows.keys)
     samples = [
         intervals.bootstrap_auc(rows.targets == column, rows.probabilities[:, column], groups=groups, weights=weights)
@@ -176,10 +187,16 @@ def _has_width(interval: Interval) -> bool:
 
 def _few(patients: Patients) -> bool:
     counts = np.bincount(patients.targets, minlength=patients.probabilities.shape[1])
-    return bool(counts[counts > 0].min() < intervals.FEW)
+    return bool(counts[counts > 0].min(initial=intervals.FEW) < intervals.FEW)
+
+
+def _undefined() -> Figure:
+    return Figure(value=float("nan"), interval=intervals.percentile_interval(np.empty(0)))
 
 
 def _average_precision(patients: Patients) -> Figure:
+    if not len(patients.ids):
+        return _undefined()
     values, samples = [], []
     for column in scored_columns(patients.probabilities.shape[1]):
         truth, scores = patients.targets == column, patients.probabilities[:, column]
@@ -187,7 +204,7 @@ def _average_precision(patients: Patients) -> Figure:
         samples.append(intervals.bootstrap_average_precision(truth, scores, weights=patients.weights))
     kept = [place for place, value in enumerate(values) if np.isfinite(value)]
     if not kept:
-        return Figure(value=float("nan"), interval=intervals.percentile_interval(np.empty(0)))
+        return _undefined()
     mean = np.mean([samples[place] for place in kept], axis=0)
     if np.ptp(mean) < _NO_WIDTH or _few(patients):
         mean = np.empty(0)  # a perfect order or a handful of patients: resampling cannot show the spread
@@ -201,17 +218,22 @@ def _balanced_accuracy(patients: Patients, confusion: NDArray[np.int64]) -> Figu
         for column in range(len(confusion))
         if len(members := np.flatnonzero(patients.targets == column))
     ]
+    if not found:
+        return _undefined()
     value, interval = decisions.balanced_accuracy(confusion), intervals.percentile_interval(np.mean(found, axis=0))
     if _few(patients) or not _has_width(interval):
         smallest = int(min(count for count in confusion.sum(axis=1) if count))
-        interval = intervals.wilson_interval(value, smallest)
+        interval = intervals.wilson_interval(value, smallest, of="patients of the smallest class")
     return Figure(value=value, interval=interval)
 
 
 def _brier(patients: Patients) -> Figure:
     terms = calibration.brier_terms(patients.targets, patients.probabilities)
     samples = np.empty(0) if _few(patients) else intervals.bootstrap_mean(terms, weights=patients.weights)
-    return Figure(value=float(terms.mean()), interval=intervals.percentile_interval(samples))
+    return Figure(
+        value=calibration.brier(patients.targets, patients.probabilities),
+        interval=intervals.percentile_interval(samples),
+    )
 
 
 def _ece(patients: Patients) -> float:
@@ -257,11 +279,17 @@ def _by_seed(rows: Rows, ids: tuple[str, ...]) -> dict[tuple[int, int], float]:
     return found
 
 
-def _slide_auc(rows: Rows, patients: Patients) -> Figure | None:
+def _slide_auc(rows: Rows) -> Figure | None:
+    """Over all slides, those of patients with slides of several classes too; these patients are a class of their own
+    when the bootstrap draws."""
     if not any(rows.slides):
         return None
-    known = set(patients.ids)
-    rows = seed_means(rows.take(i for i, patient in enumerate(rows.patients) if patient in known))
-    part = within_folds(rows, patients.ids)
-    interval = _never_zero(_bootstrap_within(rows, patients), part, intervals.auc_interval(part))
+    rows = seed_means(rows)
+    ids = tuple(sorted(set(rows.patients)))
+    labels: dict[str, set[int]] = {patient: set() for patient in ids}
+    for patient, target in zip(rows.patients, rows.targets.tolist(), strict=True):
+        labels[patient].add(target)
+    part = within_folds(rows, ids)
+    weights = _weights(rows, _codes(tuple(str(sorted(labels[patient])) for patient in ids)))
+    interval = _never_zero(_bootstrap_within(rows, ids, weights), part, intervals.auc_interval(part))
     return Figure(value=part.auc, interval=interval)

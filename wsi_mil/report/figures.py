@@ -88,7 +88,7 @@ def curves_chart(methods: Sequence[MethodFigures]) -> Chart:
                 pr_axes.step(pr.x, pr.y, where="pre", label=f"{method.label}  {_two(average)}", **line)
             title = "" if n_classes == 2 else f", class {column + 1} of {n_classes} against the rest"
             _finish_roc(roc_axes, f"ROC{title}")
-            _finish_pr(pr_axes, float(_one_vs_rest(methods[0], column)[0].mean()), f"Precision and recall{title}")
+            _finish_pr(pr_axes, _share(_one_vs_rest(methods[0], column)[0]), f"Precision and recall{title}")
             roc_axes.legend(loc="lower right", title="pooled AUC", fontsize=10, framealpha=0.9)
             pr_axes.legend(loc="lower left", title="average precision", fontsize=10, framealpha=0.9)
         return Chart(uri=_svg(figure), text="ROC and precision-recall curves of all methods")
@@ -143,7 +143,19 @@ def _one_vs_rest(method: MethodFigures, column: int) -> tuple[Bools, Floats]:
     return method.patients.targets == column, method.patients.probabilities[:, column]
 
 
+def _share(truth: Bools) -> float:
+    return float(truth.mean()) if len(truth) else float("nan")
+
+
 def _draw_bands(roc_axes: Axes, pr_axes: Axes, method: MethodFigures, column: int, colour: str) -> None:
+    truth, _ = _one_vs_rest(method, column)
+    if len(truth):
+        _draw_curves(roc_axes, pr_axes, method, column, colour)
+    _finish_roc(roc_axes, "ROC with 95 % band")
+    _finish_pr(pr_axes, _share(truth), "Precision and recall")
+
+
+def _draw_curves(roc_axes: Axes, pr_axes: Axes, method: MethodFigures, column: int, colour: str) -> None:
     truth, scores = _one_vs_rest(method, column)
     hits, alarms, _ = intervals.bootstrap_curves(truth, scores, weights=method.patients.weights)
     kept = (hits[:, -1] > 0) & (alarms[:, -1] > 0)
@@ -162,8 +174,6 @@ def _draw_bands(roc_axes: Axes, pr_axes: Axes, method: MethodFigures, column: in
     roc_axes.plot(curve.x, curve.y, color=colour, linewidth=2.2)
     curve = _outer(ranking.precision_recall_curve(truth, scores))
     pr_axes.step(curve.x, curve.y, where="pre", color=colour, linewidth=2.2)
-    _finish_roc(roc_axes, "ROC with 95 % band")
-    _finish_pr(pr_axes, float(truth.mean()), "Precision and recall")
 
 
 def _draw_calibration(axes: Axes, method: MethodFigures, column: int, colour: str) -> None:
@@ -171,10 +181,10 @@ def _draw_calibration(axes: Axes, method: MethodFigures, column: int, colour: st
     n_bins = int(np.clip(len(truth) // 8, 2, 10))
     curve = calibration.calibration_curve(truth, scores, n_bins=n_bins)
     bounds = [
-        intervals.wilson_interval(share, count)
+        intervals.wilson_interval(share, count, of="patients")
         for share, count in zip(curve.observed.tolist(), curve.counts.tolist(), strict=True)
     ]
-    reach = np.array([[s - b.low, b.high - s] for s, b in zip(curve.observed, bounds, strict=True)]).T
+    reach = np.array([[s - b.low, b.high - s] for s, b in zip(curve.observed, bounds, strict=True)]).reshape(-1, 2).T
     axes.plot([0, 1], [0, 1], color=_GREY, linestyle=":", linewidth=1.2)
     axes.errorbar(curve.predicted, curve.observed, yerr=reach, fmt="o-", color=colour, capsize=3, linewidth=2.0)
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="predicted probability", ylabel="observed share")

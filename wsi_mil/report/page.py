@@ -19,7 +19,7 @@ from wsi_mil.report.pointing import LESION_TILE, Pointing
 from wsi_mil.report.pseudonyms import WITHHELD, Names
 from wsi_mil.report.wording import number, p_value, signed, span
 from wsi_mil.statistics import decisions
-from wsi_mil.statistics.intervals import BOUND_RULE
+from wsi_mil.statistics.intervals import SMALL_SAMPLE_RULE
 
 _SHOWN_ITEMS = 12
 _PATH_KEYS = frozenset({"table", "slides", "bags", "file", "fixes", "out", "path", "weights", "mask", "annotation"})
@@ -65,10 +65,10 @@ def _context(found: Findings, names: Names) -> dict[str, Any]:
         "forest": figures.forest_chart(found.methods),
         "curves": figures.curves_chart(found.methods),
         "folds_chart": figures.folds_chart(found.methods),
-        "bound_rule": BOUND_RULE,
+        "small_sample_rule": SMALL_SAMPLE_RULE,
         "pointing": [_pointing(one, found) for one in found.pointing],
         "lesion_tile": f"{LESION_TILE:.0%}",
-        "failures": [(names.text(f.item), f.outcome, names.text(f.reason)) for f in found.failures],
+        "failures": [(names.item(f.item), f.outcome, names.text(f.reason)) for f in found.failures],
         "listed": LISTED,
         "heat_gradient": _gradient(),
         "appendix": _appendix(found, names),

@@ -12,8 +12,9 @@ from PIL import Image, ImageDraw
 
 from tiling.slide import Slide
 from wsi_mil.annotations import read_polygons
+from wsi_mil.cases import SlideFinder, check_same_slide
 from wsi_mil.errors import UserError
-from wsi_mil.heatmap import TileScores, default_column, meaning, overlay, rasterise
+from wsi_mil.heatmap import TileGeometry, TileScores, default_column, meaning, overlay, rasterise
 from wsi_mil.outcomes import Failure
 from wsi_mil.report.method_figures import MethodFigures
 from wsi_mil.report.pointing import held_out_keys
@@ -50,12 +51,13 @@ class Case:
 
 def worst_cases(study: Study, figures: MethodFigures, *, slides_root: Path | None) -> tuple[list[Case], list[Failure]]:
     """The patients with the highest loss, the first few with a picture; what cannot be shown is a Failure."""
+    finder = SlideFinder(slides_root) if slides_root is not None else None
     order = np.argsort(-figures.patients.losses, kind="stable")[:LISTED]
     cases, failures = [], []
     for rank, place in enumerate(order.tolist()):
         picture = None
         if rank < PICTURED:
-            picture, failed = _picture(study, figures, place, slides_root=slides_root)
+            picture, failed = _picture(study, figures, place, finder=finder)
             failures.extend(failed)
         cases.append(Case(place=place, picture=picture))
     return cases, failures
@@ -67,7 +69,7 @@ def data_uri(kind: str, content: bytes) -> str:
 
 
 def _picture(
-    study: Study, figures: MethodFigures, place: int, *, slides_root: Path | None
+    study: Study, figures: MethodFigures, place: int, *, finder: SlideFinder | None
 ) -> tuple[Picture | None, list[Failure]]:
     patient = figures.patients.ids[place]
     slide = _telling_slide(study, figures, patient, int(figures.patients.targets[place]))
@@ -85,14 +87,14 @@ def _picture(
     if scores is None:
         remarks.append("No held-out tile scores are stored for this slide.")
     try:
-        thumbnail = _thumbnail(study, slide, slides_root)
+        thumbnail = _thumbnail(study, slide, finder, scores)
     except Exception as error:  # any reader, any damaged file: a picture must not cost the report
         failures.append(Failure(item=slide, outcome="no thumbnail", reason=str(error)))
     if thumbnail is None:
-        remarks.append("The slide file is not reachable, so no tissue is shown.")
+        remarks.append("The slide file is not reachable, or not the one that was scored, so no tissue is shown.")
     predicted = study.classes[int(figures.patients.decisions[place])]
     heat, caption = _heat(scores, thumbnail, predicted, keys[0]) if scores is not None else (None, "")
-    outline = _outline(study, slide)
+    outline = _outline(study, slide, scores.geometry) if scores is not None else ()
     size_l0 = scores.geometry.level0_size if scores is not None else None
     return Picture(
         slide=slide,
@@ -117,15 +119,16 @@ def _telling_slide(study: Study, figures: MethodFigures, patient: str, target: i
     return min(sorted(losses), key=lambda slide: losses[slide]) if losses else str(own[0])
 
 
-def _thumbnail(study: Study, slide: str, slides_root: Path | None) -> Rgb | None:
-    row = study.used[study.used["slide"] == slide].iloc[0]
-    if slides_root is None or not row["path"]:
+def _thumbnail(study: Study, slide: str, finder: SlideFinder | None, scores: TileScores | None) -> Rgb | None:
+    """The slide small; None where no folder of slides is known. Raises SlideError unless the scored file is found."""
+    if finder is None:
         return None
-    path = slides_root / row["path"]
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist. Give the folder of the slides with --slides.")
+    row = study.used[study.used["slide"] == slide].iloc[0]
+    path = finder.locate(slide, path=row["path"])
     mpp = (float(row["mpp_x"]), float(row["mpp_y"])) if row["mpp_x"] and row["mpp_y"] else None
     with Slide(path, slide_id=slide, cohort_mpp=mpp) as opened:
+        if scores is not None:
+            check_same_slide(opened, scores)
         width, height = opened.size_l0
         longest_um = max(width * opened.info.mpp[0], height * opened.info.mpp[1])
         return opened.thumbnail(mpp=longest_um / SIDE_PX)
@@ -146,11 +149,11 @@ def _blank(scores: TileScores) -> Rgb:
     return np.full((max(1, round(height * shrink)), max(1, round(width * shrink)), 3), 255, dtype=np.uint8)
 
 
-def _outline(study: Study, slide: str) -> tuple[shapely.Polygon, ...]:
+def _outline(study: Study, slide: str, geometry: TileGeometry) -> tuple[shapely.Polygon, ...]:
     """The annotation of a slide; none where there is no readable one (that is reported where it is measured)."""
     path = study.used["annotation"][study.used["slide"] == slide].iloc[0]
     try:
-        return read_polygons(Path(path)) if path else ()
+        return read_polygons(Path(path), bounds_l0=geometry.bounds_l0) if path else ()
     except UserError:
         return ()
 

@@ -60,7 +60,7 @@ def point(study: Study) -> tuple[list[Pointing], list[Failure]]:
     polygons: dict[str, tuple[shapely.Polygon, ...]] = {}
     for slide, path in annotated[["slide", "annotation"]].itertuples(index=False):
         try:
-            polygons[slide] = read_polygons(Path(path))
+            polygons[slide] = read_polygons(Path(path), bounds_l0=_bounds_l0(study, slide))
         except UserError as error:
             failures.append(Failure(item=slide, outcome="no annotation", reason=str(error)))
     found: list[Pointing] = []
@@ -69,6 +69,17 @@ def point(study: Study) -> tuple[list[Pointing], list[Failure]]:
         failures.extend(failed)
         found.extend(_together(method.label, kind, place == 0, slides) for place, (kind, slides) in enumerate(parts))
     return found, failures
+
+
+def _bounds_l0(study: Study, slide: str) -> tuple[int, int, int, int]:
+    """The scanned area of a slide, from its stored scores; none where no scores can be read, to compare with."""
+    for method in study.methods:
+        for key in study.run.score_keys(method.label, slide):
+            try:
+                return study.run.scores(method.label, key, slide).geometry.bounds_l0
+            except (UserError, OSError):
+                continue  # said where the scores are compared
+    return 0, 0, 0, 0
 
 
 _Part = tuple[SlidePointing, Bools, Floats]

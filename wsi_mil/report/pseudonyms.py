@@ -10,7 +10,10 @@ from pathlib import Path
 from tiling.atomic import write_text
 
 WITHHELD = "(withheld)"
-_SHORTEST_IN_TEXT = 4
+_SHORTEST_ANYWHERE = 4
+"""Shorter ids are replaced where they stand alone: inside a word they are mere letters."""
+_SHORTEST_TOLD_APART = 3
+"""Of still shorter ids nobody can tell whether `7` is the patient or a count: such a sentence is withheld."""
 _PATH = re.compile(r"[/\\]\S")
 
 
@@ -22,9 +25,12 @@ class Names:
         self._patients = _stand_ins("P", patients, salt)
         self._slides = _stand_ins("S", slides, salt)
         known = {**self._patients, **self._slides} if self.hidden else {}
-        longest_first = sorted((name for name in known if len(name) >= _SHORTEST_IN_TEXT), key=lambda n: (-len(n), n))
+        # a slide's id is its path; messages name its file, which is the last part of it
+        known = {name.rpartition("__")[2]: self._slides[name] for name in slides if self.hidden} | known
+        known.pop("", None)
         self._known = known
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        longest_first = sorted(known, key=lambda n: (-len(n), n))
+        self._pattern = re.compile("|".join(map(_alone_if_short, longest_first))) if longest_first else None
 
     def patient(self, name: str) -> str:
         """The patient's id, or its stand-in."""
@@ -34,16 +40,26 @@ class Names:
         """The slide's id, or its stand-in."""
         return self._slides[name]
 
-    def text(self, sentence: str) -> str:
-        """A sentence from the run with every id in it (of four characters or more) replaced.
+    def item(self, name: str) -> str:
+        """What a failure is about: a slide or a patient by its stand-in, anything else as `text`."""
+        return self._slides.get(name) or self._patients.get(name) or self.text(name)
 
-        A sentence that names a path is withheld as a whole: folders and files are often named after people.
+    def text(self, sentence: str) -> str:
+        """A sentence from the run with every id in it replaced.
+
+        It is withheld as a whole when it names a path, since folders and files are often named after people, or when
+        an id of one or two characters may stand in it.
         """
         if self._pattern is None:
             return sentence
-        if _PATH.search(sentence):
+        if _PATH.search(sentence) or any(len(id_) < _SHORTEST_TOLD_APART for id_ in self._pattern.findall(sentence)):
             return WITHHELD
         return self._pattern.sub(lambda match: self._known[match.group()], sentence)
+
+
+def _alone_if_short(name: str) -> str:
+    escaped = re.escape(name)
+    return escaped if len(name) >= _SHORTEST_ANYWHERE else rf"(?<!\w){escaped}(?!\w)"
 
 
 def salt_of(path: Path) -> str:

@@ -9,10 +9,13 @@ import numpy as np
 import pandas as pd
 
 from wsi_mil.errors import RunError
+from wsi_mil.run_reading import GIVE_AGAIN, NUMBERED
 from wsi_mil.runs import FoldKey, RunDir, Selection
 from wsi_mil.statistics.ranking import Floats, Ints
 
 USED = "used"
+_ROUNDING = 1e-6
+"""Rows of probabilities sum to 1 within this."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -113,7 +116,7 @@ def read_study(path: Path) -> Study:
         classes=classes,
         target=str(task["target"]),
         level=str(task["level"]),
-        cohort=run.cohort(),
+        cohort=run.cohort("site", "target", "path", "annotation", "mpp_x", "mpp_y", "status", "tiles"),
         folds=run.folds(),
         methods=tuple(method for method in methods if len(method.test)),
     )
@@ -131,8 +134,14 @@ def rows_of(frame: pd.DataFrame, classes: tuple[str, ...], *, source: str) -> Ro
         )
     numbers = frame[["repeat", "fold", "seed"]].to_numpy().tolist()
     probabilities = frame[columns].to_numpy(dtype=np.float64)
-    if not np.isfinite(probabilities).all():
-        raise RunError(f"{source}: a probability is not a number. Restore the file or run crossval anew.")
+    sums = probabilities.sum(axis=1)
+    if not (np.isfinite(probabilities) & (probabilities >= 0)).all() or (np.abs(sums - 1) > _ROUNDING).any():
+        raise RunError(f"{source}: a row of probabilities is no distribution over the classes. {GIVE_AGAIN}")
+    twice = frame.duplicated(["method", *NUMBERED, "patient", "slide"])
+    if twice.any():
+        row = frame[twice].iloc[0]
+        name = " ".join(str(row[column]) for column in ("method", *NUMBERED, "patient", "slide"))
+        raise RunError(f"{source}: {int(twice.sum())} rows stand there twice, such as {name}. {GIVE_AGAIN}")
     return Rows(
         patients=tuple(frame["patient"]),
         slides=tuple(frame["slide"]),
@@ -185,9 +194,8 @@ def _trained(run: RunDir, label: str, predictions: pd.DataFrame, classes: tuple[
     test = rows_of(own, classes, source=str(run.predictions_path))
     validation, selections = {}, {}
     for key in sorted(set(test.keys)):
-        path = run.validation_path(label, key)
-        if path.is_file():
-            validation[key] = rows_of(run.validation(label, key), classes, source=str(path))
+        source = str(run.validation_path(label, key))
+        validation[key] = rows_of(run.validation(label, key), classes, source=source)
         if run.selection_path(label, key).is_file():
             selections[key] = run.selection(label, key)
     return Trained(label=label, test=test, validation=validation, selections=selections)

@@ -10,7 +10,7 @@ from wsi_mil.report.method_figures import Figure, MethodFigures
 from wsi_mil.report.pointing import Pointing
 from wsi_mil.report.pseudonyms import Names
 from wsi_mil.statistics import decisions
-from wsi_mil.statistics.intervals import BOUND_RULE, Interval
+from wsi_mil.statistics.intervals import SMALL_SAMPLE_RULE, Interval
 
 SCHEMA_VERSION = 1
 
@@ -31,7 +31,7 @@ def metrics(found: Findings, names: Names) -> dict[str, Any]:
             "primary": "AUC over pairs of patients tested in the same fold; probabilities: mean over slides, seeds",
             "intervals": {
                 "level": 0.95,
-                "small_sample_bound": BOUND_RULE,
+                "small_sample_rule": SMALL_SAMPLE_RULE,
                 "conditional_on": "the trained models; the spread over seeds stands apart",
             },
             "methods": {method.label: _method(found, method, names) for method in found.methods},

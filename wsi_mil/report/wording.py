@@ -58,7 +58,9 @@ def question(found: Findings) -> str:
         aim = f"Can the tissue alone tell “{study.positive}” from “{study.classes[0]}” (column “{study.target}”)?"
     else:
         aim = f"Can the tissue alone tell {len(study.classes)} classes apart (column “{study.target}”)?"
-    whom = f"{flow.patients} patients ({groups}) with {flow.used} slides{sites}"
+    mixed = _mixed(found)
+    both = f"; {len(mixed)} of them with slides of different classes" if mixed else ""
+    whom = f"{flow.patients} patients ({groups}{both}) with {flow.used} slides{sites}"
     unseen = "Every patient was judged by models that had never seen any of that patient's slides."
     return f"{aim} Asked of {whom}. {unseen}"
 
@@ -151,6 +153,10 @@ def warnings(found: Findings) -> list[str]:
     return [*_leaks(found), *_encoder(found), *_cohort(found), *_figures(found), *_thresholds(found)]
 
 
+def _mixed(found: Findings) -> list[str]:
+    return sorted({patient for method in found.methods for patient in method.mixed})
+
+
 def _listed(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
@@ -160,14 +166,24 @@ def _leaks(found: Findings) -> list[str]:
     if any(not fold.clean for fold in audit.folds):
         lines.append("Leakage: patients stand in two parts of a fold. Do not use these figures.")
     if audit.foreign_rows:
-        lines.append(f"Leakage: {audit.foreign_rows} predictions are of patients outside the test part of their fold.")
+        lines.append(f"Leakage: {audit.foreign_rows} predictions are of patients outside their part of the fold.")
     if audit.duplicates_across:
         lines.append(f"{audit.duplicates_across} groups of identical slides stand under different patients.")
     if not audit.tested_once:
         lines.append("Not every patient is tested exactly once in each repeat.")
     if audit.missing_rows:
-        lines.append(f"{audit.missing_rows} predictions of test patients are missing.")
+        lines.append(
+            f"{audit.missing_rows} test predictions are missing ({_unfinished(found)}). "
+            f"Give the crossval command again."
+        )
     return lines
+
+
+def _unfinished(found: Findings) -> str:
+    """Which methods have no figure at all, where that is so."""
+    there = {method.label for method in found.methods}
+    absent = [str(m["label"]) for m in found.study.config["methods"] if str(m["label"]) not in there]
+    return f"all of {', '.join(absent)}" if absent else "of models that failed or were not trained"
 
 
 def _encoder(found: Findings) -> list[str]:
@@ -186,12 +202,14 @@ def _cohort(found: Findings) -> list[str]:
     flow, lines = found.flow, []
     if flow.rows > flow.used:
         lines.append(f"{flow.rows - flow.used} of {flow.rows} slides of the table were left out; reasons below.")
-    few = [f"{name} ({n})" for name, (n, _) in zip(flow.classes, flow.by_site[-1][1], strict=True) if n < FEW]
+    counts = np.bincount(found.best.patients.targets, minlength=len(flow.classes)).tolist()
+    few = [f"{name} ({n})" for name, n in zip(flow.classes, counts, strict=True) if n < FEW]
     if few:
-        lines.append(f"Fewer than {FEW} patients in a class: {', '.join(few)}. Intervals use the small-sample bound.")
-    mixed = sorted({patient for method in found.methods for patient in method.mixed})
-    if mixed:
+        lines.append(f"Fewer than {FEW} patients in a class: {', '.join(few)}. Intervals follow the small-sample rule.")
+    if mixed := _mixed(found):
         lines.append(f"{len(mixed)} patients have slides of different classes; they count in slide figures only.")
+    if not len(found.best.patients.ids):
+        lines.append("No patient has a class of its own, so no figure by patient is defined. Read the AUC by slide.")
     return lines
 
 

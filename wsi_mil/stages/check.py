@@ -22,6 +22,7 @@ from wsi_mil.records import SlideRecord
 from wsi_mil.tables import SUFFIXES as TABLE_SUFFIXES
 from wsi_mil.tables import did_you_mean
 
+_OTHER_TABLES = (".xls", ".xlsb", ".ods", ".numbers")  # refused with the cure, not taken for slides
 _DEEP_MPP = 32.0
 _PROBE_PX = 16
 _ANY_COHORT = CohortSpec()
@@ -61,7 +62,7 @@ def check(
     if out is not None and cohort.fixes is None and (out / FILE_NAME).is_file():
         cohort = replace(cohort, fixes=out / FILE_NAME)
     reader = _HeaderReader(deep=deep, workers=workers)
-    if path.is_file() and suffix in TABLE_SUFFIXES:
+    if path.is_file() and suffix in (*TABLE_SUFFIXES, *_OTHER_TABLES):
         judge = _Judge(target=target, level=level, n_folds=n_folds)
         return _check_cohort(path, slides, spec=cohort, judge=judge, out=out, reader=reader)
     if path.is_file():
@@ -88,7 +89,7 @@ class _Judge:
         if self.target is not None and columns and self.target not in columns:
             near = did_you_mean(self.target, columns)
             raise CohortError(f"{table}: no column {self.target!r}. Columns: {', '.join(columns)}.{near}")
-        found = find.site_findings(records)
+        found = find.patient_findings(records) + find.site_findings(records)
         for column in find.judged_columns(records, self.target):
             found += find.label_findings(records, column, n_folds=self.n_folds, level=self.level)
         return found
@@ -216,15 +217,17 @@ def _write_fixes(
     existing_path = given or folder / FILE_NAME
     existing = read_fixes(existing_path) if existing_path.is_file() else None
     new = [(slide, reason) for slide, reason in reasons.items() if slide not in fixes]
-    path = write_fixes(folder, new, existing=existing)
+    try:
+        path = write_fixes(folder, new, existing=existing)
+    except OSError as error:  # a share that cannot be written to must not take the findings along
+        why = f"{FILE_NAME} cannot be written in {folder}: {error.strerror or error}. Give --out FOLDER."
+        return None, [f"{len(reasons)} slides wait for a decision. {why}"]
     where = path or existing_path
     advice = f"{len(reasons)} slides wait for a decision in {where}: fill in slide_mpp, or exclude 'yes'."
     if path is None:
         return None, [advice]
-    return path, [
-        advice,
-        f"Then check again, and give every command --cohort.fixes {path}; beside the table it is found without.",
-    ]
+    also = "beside the table it is found without" if path.name == FILE_NAME else f"or make it the {FILE_NAME}"
+    return path, [advice, f"Then check again, and give every command --cohort.fixes {path}; {also}."]
 
 
 def _summary(path: Path, found: Sequence[Finding], *, done: tuple[str, ...], notes: Sequence[str]) -> Summary:

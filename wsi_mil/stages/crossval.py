@@ -53,7 +53,8 @@ def crossval(
 
     study = open_study(table, bags=bags, task=task, cohort=cohort, slides=slides, allow_missing=allow_missing)
     split = folds_for(folds, study.classes_of, sites=study.sites() if folds.by_site else None)
-    paths = {"table": table, "slides": slides, "bags": bags}
+    # whole paths, so that the run can be looked at from any folder
+    paths = {"table": table.resolve(), "slides": slides.resolve() if slides else None, "bags": bags.resolve()}
     config = study_config(study, split, specs, kind="crossval", fold_spec=folds, train=train, cohort=cohort, **paths)
     plans = plan_methods(study, specs, train)
     run = RunDir(out)

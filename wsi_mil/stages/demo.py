@@ -67,7 +67,14 @@ _SIZES = {
 }
 
 
-def demo(*, out: Path, size: Literal["full", "mini"] = "full", seed: int = 0, workers: int = 2) -> Summary:
+def demo(
+    *,
+    out: Path,
+    size: Literal["full", "mini"] = "full",
+    seed: int = 0,
+    workers: int = 2,
+    command: str = "wsi-mil",
+) -> Summary:
     """Run the whole path: compose slides, tile, encode, cross-validate, report, heatmaps, and a real scan from outside.
 
     The same command goes on after an interruption.
@@ -77,6 +84,7 @@ def demo(*, out: Path, size: Literal["full", "mini"] = "full", seed: int = 0, wo
         size: full is 40 slides and five methods; mini is 8 small slides and two methods, for a first look
         seed: draws another cohort
         workers: processes that compose, tile and train
+        command: how this program is called where the next steps are named
     """
     plan = _SIZES[size]
     cohort = out / "cohort"
@@ -105,7 +113,7 @@ def demo(*, out: Path, size: Literal["full", "mini"] = "full", seed: int = 0, wo
         out=out,
         done=tuple(slide.patient for slide in slides),
         failures=tuple(failure for stage in stages for failure in stage.failures),
-        notes=(*_figures(RunDir(out / "run")), *_ways_on(out)),
+        notes=(*_figures(RunDir(out / "run")), *_ways_on(out, command)),
     )
 
 
@@ -144,10 +152,11 @@ def _two(value: float | None) -> str:
     return "not defined" if value is None else f"{value:.2f}"
 
 
-def _ways_on(out: Path) -> tuple[str, ...]:
+def _ways_on(out: Path, command: str) -> tuple[str, ...]:
     return (
         _ABOUT,
-        f"Report: {out / 'run' / 'report.html'}",
-        f"Viewer: wsi-mil view {out / 'run'}",
-        f"The scan from outside: wsi-mil view {out / 'outside' / 'prediction'}",
+        "",
+        f"1. Open {RunDir(out / 'run').report_path} in a browser.",
+        f"2. {command} view {out / 'run'}    then open http://127.0.0.1:8501; Ctrl+C ends it",
+        f"3. {command} view {out / 'outside' / 'prediction'}    the real scan, scored as a slide from outside",
     )

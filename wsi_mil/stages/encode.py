@@ -22,7 +22,7 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.malloc import keep_freed_memory
 from wsi_mil.outcomes import Failure, Summary
 from wsi_mil.progress import progress
-from wsi_mil.reading import SlideJob
+from wsi_mil.reading import SlideJob, most_failed
 from wsi_mil.records import Exclusion
 from wsi_mil.store import read_bag_header, read_failed, why_incomplete, write_bag
 
@@ -82,8 +82,8 @@ def encode(
     folder = make_folder(settings, out=out, slides=slides)
     settings = replace(settings, folder=folder)
     removed = remove_leftovers(folder)
-    reused = tuple(slide_id for slide_id, grid in work.grids.items() if _is_done(settings, slide_id, grid))
     plan = _plan(encoding, settings)
+    reused = tuple(slide_id for slide_id, grid in work.grids.items() if _is_done(settings, slide_id, grid, plan))
     done, failed = _run([job for job in work.jobs if job.slide_id not in set(reused)], settings, plan)
     failures += failed
     rows = _rows(settings, (*done, *reused), failures)
@@ -161,8 +161,12 @@ def _tile_outcomes(path: Path) -> Mapping[str, tuple[str, str]]:
     return {row["slide"]: (row["outcome"], f"no grid: {row['reason']}") for row in bad.to_dict("records")}
 
 
-def _is_done(settings: Settings, slide_id: str, grid: TileGrid) -> bool:
-    return why_incomplete(settings.path(slide_id), params_digest=settings.params_digest(grid)) is None
+def _is_done(settings: Settings, slide_id: str, grid: TileGrid, plan: Plan) -> bool:
+    """Whether the slide has a whole bag of these settings that lacks no more tiles than are allowed now."""
+    path = settings.path(slide_id)
+    if why_incomplete(path, params_digest=settings.params_digest(grid)) is not None:
+        return False
+    return len(read_failed(path)) <= most_failed(len(grid), plan.max_failed_tiles)
 
 
 def _job(source: SlideSource, grids: Path, n: int, cohort: CohortSpec) -> SlideJob:
@@ -197,6 +201,11 @@ def _run(jobs: Sequence[SlideJob], settings: Settings, plan: Plan) -> tuple[list
                 failure = _write(event, settings)
                 failures += [failure] if failure else []
                 done += [] if failure else [event.slide_id]
+    lost = {job.slide_id for job in jobs} - {*done, *(failure.item for failure in failures)}
+    reason = "its tiles went in, and nothing came out. Run the same command again."
+    for slide_id in sorted(lost):
+        settings.path(slide_id).unlink(missing_ok=True)
+        failures.append(Failure(item=slide_id, outcome="failed", reason=reason))
     return sorted(done), failures
 
 

@@ -11,8 +11,8 @@ from PIL import Image
 
 from tiling.atomic import write_bytes
 from tiling.slide import Slide
-from wsi_mil.cases import Case, SlideFinder, check_tested, read_cases, slides_root
-from wsi_mil.errors import ConfigError, RunError, SlideError, UserError
+from wsi_mil.cases import Case, SlideFinder, check_same_slide, check_tested, read_cases, slides_root
+from wsi_mil.errors import ConfigError, RunError, UserError
 from wsi_mil.heatmap import (
     Scale,
     ScoreColumn,
@@ -33,6 +33,7 @@ from wsi_mil.outcomes import Failure, Summary
 from wsi_mil.progress import progress
 from wsi_mil.runs import RunDir
 
+_WIDEST_PX = 20_000
 _NOTE = {
     "crossval": "out-of-fold: drawn by {}, which did not see this patient",
     "predict": "drawn by the run's models, which were trained on another cohort",
@@ -63,6 +64,8 @@ def heatmap(
         scale: percentile (share of the slide's tiles that score lower), raw, or lift (attention times number of tiles).
         width_px: Width of the slide in the picture.
     """
+    if not 1 <= width_px <= _WIDEST_PX:
+        raise ConfigError(f"width_px is {width_px}; it must be from 1 to {_WIDEST_PX}.")
     folder = RunDir(run)
     check_tested(folder)
     finder = SlideFinder(slides_root(folder, slides))
@@ -70,7 +73,7 @@ def heatmap(
     jobs = list(_jobs(folder, methods=[method] if method else folder.methods(), wanted=slide or []))
     jobs.sort(key=lambda job: job[1].slide_id)  # one slide after the other, so that each is read once
     ground = _Ground(finder, width_px)
-    target = out or folder.path / "heatmaps"
+    target = out or folder.heatmaps_dir
     done, failures = [], []
     with progress("heatmap", len(jobs), "pictures") as bar:
         for label, case in jobs:
@@ -107,17 +110,6 @@ def choose_column(scores: TileScores, column: str | None, case: Case) -> ScoreCo
         if candidate.name == column:
             return candidate
     raise ConfigError(f"{case.slide_id}: no scores {column!r}; there are {', '.join(c.name for c in scores.columns)}.")
-
-
-def check_same_slide(slide: Slide, scores: TileScores) -> None:
-    """Raise SlideError when the file is not the one that was scored."""
-    there, scored = slide.info, scores.geometry
-    if there.size_l0 != scored.level0_size or (there.fingerprint != scores.slide_fingerprint):
-        raise SlideError(
-            f"{scores.slide_id}: {slide.path} ({there.size_l0[0]} x {there.size_l0[1]}, {there.fingerprint[:8]}) "
-            f"is not the file that was scored ({scored.level0_size[0]} x {scored.level0_size[1]}, "
-            f"{scores.slide_fingerprint[:8]}). Give the folder with the original: --slides DIR."
-        )
 
 
 def _jobs(run: RunDir, *, methods: list[str], wanted: list[str]) -> Iterator[tuple[str, Case]]:
@@ -171,8 +163,7 @@ def _draw(
     thumbnail = ground.thumbnail(case, scores)
     raster = rasterise(scores, column.name)
     picture = overlay(thumbnail, raster, scores.geometry, column=column, scale=shown)
-    probability = case.probabilities.get(case.predicted, float("nan"))
-    said = f"predicted {case.predicted} ({probability:.2f})" + (f", label {case.label}" if case.label else "")
+    said = f"predicted {case.predicted} ({case.how_sure})" + (f", label {case.label}" if case.label else "")
     of_class = f" · class {column.label}" if column.label and column.label not in column.name else ""
     return figure(
         picture,

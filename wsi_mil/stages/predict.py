@@ -74,7 +74,8 @@ def predict(
                 failures.append(Failure(item=slide_id, outcome="failed", reason=reason))
             bar.advance(1, slide_id)
     _write_predictions(target, frames, ensembles)
-    notes = [f"Each figure is the mean over the models of a method; labels are not known. Next: wsi-mil view {out}"]
+    notes = [_result(target, slides)]
+    notes += _cautions(source, config, ensembles, headers)
     if config["task"]["level"] == "patient":
         notes.append("The models were trained on patients; here each slide is scored as a patient with one slide.")
     return Summary(stage="predict", out=out, done=tuple(done), failures=tuple(failures), notes=tuple(notes))
@@ -105,6 +106,39 @@ def _load(source: RunDir, label: str, device: torch.device) -> _Ensemble:
         models=tuple(model for model, _ in loaded),
         digests=tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths),
         task=replace(loaded[0][1], level="slide"),
+    )
+
+
+def _cautions(
+    source: RunDir, config: Mapping[str, Any], ensembles: Sequence[_Ensemble], headers: Mapping[str, BagHeader]
+) -> list[str]:
+    """What the user must know before trusting the means: models that are not there, slides that were trained on."""
+    notes = []
+    folds = source.folds()[["repeat", "fold"]].drop_duplicates()
+    trained = {ensemble.label: len(ensemble.models) for ensemble in ensembles}
+    for method in config["methods"]:
+        seeds = (method.get("train") or {}).get("seeds") or config["train"]["seeds"]
+        asked, there = len(folds) * len(seeds), trained.get(method["label"], 0)
+        if there < asked:
+            notes.append(
+                f"{method['label']}: only {there} of {asked} models are finished. Give the command of {source.path} "
+                f"again, then predict into another --out."
+            )
+    cohort = source.cohort("status")
+    own = sorted(set(cohort["slide"][cohort["status"] == "used"]) & set(headers))
+    if own:
+        notes.append(
+            f"{len(own)} of {len(headers)} slides, such as {own[0]}, have the names of slides that the models were "
+            f"trained on. What the models say of these is no test."
+        )
+    return notes
+
+
+def _result(target: RunDir, slides: Path | None) -> str:
+    where = "" if slides else " --slides FOLDER"
+    return (
+        f"Scores: {target.predictions_path}, each the mean over the models of a method; labels are not known. "
+        f"Next: wsi-mil view {target.path}{where}"
     )
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tiling.atomic import write_text
-from wsi_mil.outcomes import Summary
+from wsi_mil.outcomes import Failure, Summary
 from wsi_mil.report.findings import Findings, find
 from wsi_mil.report.page import render
 from wsi_mil.report.pseudonyms import Names, salt_of
@@ -28,7 +28,7 @@ def report(run: Path, *, slides: Path | None = None, pseudonymise: bool = False)
     names = _names(study, pseudonymise=pseudonymise)
     page = render(found, names)
     for file_name, table in tables(found, names).items():
-        write_frame(study.run.path / "tables" / file_name, table)
+        write_frame(study.run.tables_dir / file_name, table)
     text = json.dumps(metrics(found, names), indent=2, ensure_ascii=False, allow_nan=False)
     write_text(study.run.metrics_path, text + "\n")
     write_text(study.run.report_path, page)
@@ -36,15 +36,23 @@ def report(run: Path, *, slides: Path | None = None, pseudonymise: bool = False)
         stage="report",
         out=study.run.report_path,
         done=tuple(method.label for method in found.methods),
-        failures=found.failures,
+        failures=(*_gaps(found), *found.failures),
         notes=_notes(found, study),
     )
+
+
+def _gaps(found: Findings) -> tuple[Failure, ...]:
+    missing = found.audit.missing_rows
+    if not missing:
+        return ()
+    reason = f"{missing} test predictions are missing: give the crossval command again, then report again"
+    return (Failure(item=found.study.run.predictions_path.name, outcome="not finished", reason=reason),)
 
 
 def _names(study: Study, *, pseudonymise: bool) -> Names:
     predicted = {patient for method in study.methods for patient in method.test.patients}
     patients = predicted | set(study.cohort["patient"]) | set(study.folds["patient"])
-    salt = salt_of(study.run.path / "pseudonym_salt.txt") if pseudonymise else None
+    salt = salt_of(study.run.salt_path) if pseudonymise else None
     return Names(patients, set(study.cohort["slide"]), salt=salt)
 
 

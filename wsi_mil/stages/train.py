@@ -1,13 +1,12 @@
 """`wsi-mil train`: one model a method on the whole cohort."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from wsi_mil.methods import MethodSpec, resolve_methods
 from wsi_mil.outcomes import Summary
 from wsi_mil.records import CohortSpec
 from wsi_mil.runs import RunDir
-from wsi_mil.splits import Fold, FoldSpec, make_folds, stratum_of
+from wsi_mil.splits import Fold, HoldOutSpec, choose_validation
 from wsi_mil.tasks import TaskSpec
 from wsi_mil.train_spec import TrainSpec
 
@@ -19,7 +18,7 @@ def train(
     out: Path,
     task: TaskSpec,
     methods: list[str | MethodSpec],
-    folds: FoldSpec = FoldSpec(),  # noqa: B008
+    folds: HoldOutSpec = HoldOutSpec(),  # noqa: B008
     train: TrainSpec = TrainSpec(),  # noqa: B008
     cohort: CohortSpec = CohortSpec(),  # noqa: B008
     slides: Path | None = None,
@@ -33,7 +32,7 @@ def train(
         out: run folder to write
         task: what is predicted
         methods: names such as [mean_pool, abmil+aem], or mappings with name, label, params, regularisers, train ...
-        folds: of these only validation, seed and by_site count
+        folds: who is held out to choose epoch and threshold
         train: how models are trained
         cohort: how the table is read
         slides: root of the slides, for pictures
@@ -46,7 +45,8 @@ def train(
 
     study = open_study(table, bags=bags, task=task, cohort=cohort, slides=slides, allow_missing=allow_missing)
     split = [whole_cohort(study.classes_of, folds, sites=study.sites() if folds.by_site else None)]
-    paths = {"table": table, "slides": slides, "bags": bags}
+    # whole paths, so that the run can be looked at from any folder
+    paths = {"table": table.resolve(), "slides": slides.resolve() if slides else None, "bags": bags.resolve()}
     config = study_config(study, split, specs, kind="train", fold_spec=folds, train=train, cohort=cohort, **paths)
     plans = plan_methods(study, specs, train)
     run = RunDir(out)
@@ -63,12 +63,8 @@ def train(
     )
 
 
-def whole_cohort(classes_of: dict[str, set[str]], spec: FoldSpec, *, sites: dict[str, str] | None) -> Fold:
+def whole_cohort(classes_of: dict[str, set[str]], spec: HoldOutSpec, *, sites: dict[str, str] | None) -> Fold:
     """Everybody trains, apart from a stratified validation part of about `spec.validation`; nobody is tested."""
-    if spec.validation == 0:
-        return Fold(repeat=0, fold=0, train=tuple(sorted(classes_of)), validation=(), test=())
-    parts = max(2, round(1 / spec.validation))
-    drawn = make_folds(
-        stratum_of(classes_of), n_folds=parts, seed=spec.seed, validation=0, sites=sites, allow_absent_class=True
-    )[0]
-    return replace(drawn, validation=drawn.test, test=())
+    held_out = choose_validation(classes_of, spec.validation, seed=spec.seed, sites=sites)
+    train, validation = sorted(classes_of.keys() - held_out), sorted(held_out)
+    return Fold(repeat=0, fold=0, train=tuple(train), validation=tuple(validation), test=())

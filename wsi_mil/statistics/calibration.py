@@ -21,11 +21,11 @@ class CalibrationCurve:
 
 
 def brier(targets: Ints, probabilities: Floats) -> float:
-    """Mean squared distance to the truth, 0 is perfect.
+    """Mean squared distance to the truth, 0 is perfect; NaN without a row.
 
     probabilities: (n, k). With two classes the usual binary form (of the last column); with more the sum over classes.
     """
-    return float(brier_terms(targets, probabilities).mean())
+    return _mean(brier_terms(targets, probabilities))
 
 
 def brier_terms(targets: Ints, probabilities: Floats) -> Floats:
@@ -36,14 +36,18 @@ def brier_terms(targets: Ints, probabilities: Floats) -> Floats:
 
 
 def log_loss(targets: Ints, probabilities: Floats) -> float:
-    """Mean of -log p(true class)."""
-    return float(log_loss_terms(targets, probabilities).mean())
+    """Mean of -log p(true class); NaN without a row."""
+    return _mean(log_loss_terms(targets, probabilities))
 
 
 def log_loss_terms(targets: Ints, probabilities: Floats) -> Floats:
     """(n,) -log p(true class), with p held above 1e-15."""
     chosen = probabilities[np.arange(len(targets)), targets]
     return np.asarray(-np.log(np.maximum(chosen, PROBABILITY_FLOOR)), dtype=np.float64)
+
+
+def _mean(terms: Floats) -> float:
+    return float(terms.mean()) if len(terms) else float("nan")
 
 
 def calibration_curve(positive: Bools, scores: Floats, *, n_bins: int = 10) -> CalibrationCurve:

@@ -1,5 +1,6 @@
 """Figures of decisions: what follows once a threshold, or the largest probability, has called each patient."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ MIN_PER_CLASS = 10
 """A validation part with fewer patients than this in a class chooses no threshold."""
 
 DEFAULT_THRESHOLD = 0.5
+_YOUDEN = "Youden point of the validation part"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +23,11 @@ class Threshold:
     value: float
     source: str
     """Where it comes from, as the report says it."""
-    from_validation: bool
+
+    @property
+    def from_validation(self) -> bool:
+        """Whether validation patients chose it; else it was fixed beforehand."""
+        return self.source == _YOUDEN
 
 
 def choose_threshold(positive: Bools, scores: Floats) -> Threshold:
@@ -34,14 +40,27 @@ def choose_threshold(positive: Bools, scores: Floats) -> Threshold:
     if smaller < MIN_PER_CLASS:
         held = f"validation holds {smaller} patients of its smaller class, {MIN_PER_CLASS} are needed"
         why = held if len(positive) else "there is no validation part"
-        return Threshold(value=DEFAULT_THRESHOLD, source=f"0.5, since {why}", from_validation=False)
+        return Threshold(value=DEFAULT_THRESHOLD, source=f"0.5, since {why}")
     curve = roc_curve(positive, scores)
     gain = curve.y - curve.x
     lower = np.append(curve.thresholds[1:], -np.inf)
     cuts = (np.where(np.isinf(curve.thresholds), 1.0, curve.thresholds) + np.where(np.isinf(lower), 0.0, lower)) / 2
     best = np.flatnonzero(gain >= gain.max() - 1e-12)
     value = float(cuts[best[np.argmin(np.abs(cuts[best] - DEFAULT_THRESHOLD))]])
-    return Threshold(value=value, source="Youden point of the validation part", from_validation=True)
+    return Threshold(value=value, source=_YOUDEN)
+
+
+def choose_threshold_of_patients(patients: Sequence[str], positive: Bools, scores: Floats) -> Threshold:
+    """The same from rows of slides or seeds: a patient counts once, with the mean of its scores.
+
+    A patient whose rows are of both classes has no label and no say.   patients, positive, scores: (n,).
+    """
+    _, places = np.unique(np.asarray(patients, dtype=object).astype(str), return_inverse=True)
+    counts = np.bincount(places).astype(np.float64)
+    share = np.bincount(places, weights=np.asarray(positive, dtype=np.float64)) / counts
+    means = np.bincount(places, weights=np.asarray(scores, dtype=np.float64)) / counts
+    of_one_class = (share == 0) | (share == 1)
+    return choose_threshold(share[of_one_class] == 1, means[of_one_class])
 
 
 def confusion_matrix(targets: Ints, decisions: Ints, *, n_classes: int) -> NDArray[np.int64]:

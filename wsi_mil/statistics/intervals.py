@@ -1,4 +1,4 @@
-"""Intervals: DeLong on the logit scale, a bound for small samples, and a bootstrap over patients.
+"""Intervals: DeLong on the logit scale, a score interval for small samples, and a bootstrap over patients.
 
 None of them is a t-interval over folds: folds share training data, so their spread is no standard error.
 All are conditional on the trained models.
@@ -15,9 +15,10 @@ from wsi_mil.statistics.ranking import Bools, Floats, Ints
 FEW = 10
 """Below this many patients in a class the normal approximation of DeLong is not trusted."""
 
-BOUND_RULE = (
-    "Wilson bound over disjoint pairs: k positive-negative pairs that share no patient are independent trials with "
-    "success probability AUC, so the score interval for k trials bounds it without any variance estimate"
+SMALL_SAMPLE_RULE = (
+    "Wilson's score interval over disjoint pairs: k positive-negative pairs that share no patient are independent "
+    "trials with success probability AUC, so the interval for k trials needs no variance estimate; with very few pairs "
+    "it is approximate"
 )
 
 
@@ -32,9 +33,9 @@ class Interval:
 
 
 def auc_interval(part: Concordance, *, level: float = 0.95) -> Interval:
-    """DeLong's interval on the logit scale, or the stated bound.
+    """DeLong's interval on the logit scale, or the score interval of `SMALL_SAMPLE_RULE`.
 
-    The bound stands in at AUC 0 or 1, with fewer than 10 patients in a class, and where the variance is zero
+    The latter stands in at AUC 0 or 1, with fewer than 10 patients in a class, and where the variance is zero
     (all scores equal), so that no width is ever zero.
     """
     if not np.isfinite(part.auc):
@@ -48,9 +49,9 @@ def auc_interval(part: Concordance, *, level: float = 0.95) -> Interval:
     return Interval(low=float(low), high=float(high), level=level, method="DeLong, logit scale")
 
 
-def wilson_interval(share: float, trials: int, *, level: float = 0.95) -> Interval:
-    """Score interval of a share over `trials` independent trials; 0 to 1 without a trial."""
-    method = f"Wilson bound, {trials} disjoint pairs"
+def wilson_interval(share: float, trials: int, *, of: str = "disjoint pairs", level: float = 0.95) -> Interval:
+    """Score interval of a share over `trials` independent trials; 0 to 1 without a trial. of: what a trial is."""
+    method = f"Wilson score interval, {trials} {of}"
     if trials < 1:
         return Interval(low=0.0, high=1.0, level=level, method=method)
     z = _quantile(level)
@@ -64,15 +65,17 @@ def wilson_interval(share: float, trials: int, *, level: float = 0.95) -> Interv
     )
 
 
-def patient_weights(strata: Ints, *, draws: int = 2000, seed: int = 0) -> Floats:
+def patient_weights(strata: Ints, *, classes: Ints | None = None, draws: int = 2000, seed: int = 0) -> Floats:
     """How often each patient is drawn in each bootstrap sample (draws, n_patients).
 
+    classes: (n_patients,) of each patient; all the same when not given. Strata never cross classes.
     Within a stratum of size s, s - 1 patients are drawn and weighted s / (s - 1), which keeps the variance right in
-    small strata. A stratum of one joins the next; strata are numbered so that neighbours share a class.
+    small strata. A stratum of one joins the next of its class; a patient who is alone in a class always counts once.
     """
+    classes = np.zeros_like(strata) if classes is None else classes
     generator = np.random.default_rng(seed)
     weights = np.zeros((draws, len(strata)))
-    for members in _strata_of_two(strata):
+    for members in (part for own in _members(classes) for part in _strata_of_two(strata, own)):
         size = len(members)
         if size == 1:
             weights[:, members] = 1.0
@@ -150,11 +153,14 @@ def _quantile(level: float) -> float:
     return NormalDist().inv_cdf((1 + level) / 2)
 
 
-def _strata_of_two(strata: Ints) -> list[Ints]:
-    """Members of each stratum, with single ones joined to the next."""
-    sets = [np.flatnonzero(strata == stratum) for stratum in np.unique(strata)]
+def _members(groups: Ints) -> list[Ints]:
+    return [np.flatnonzero(groups == group) for group in np.unique(groups)]
+
+
+def _strata_of_two(strata: Ints, own: Ints) -> list[Ints]:
+    """Members of each stratum among the patients `own`, with single ones joined to the next."""
     joined: list[Ints] = []
-    for members in sets:
+    for members in (own[places] for places in _members(strata[own])):
         if joined and len(joined[-1]) == 1:
             joined[-1] = np.concatenate([joined[-1], members])
         else:
