@@ -70,7 +70,7 @@ def verdict(method: MethodFigures, found: Findings) -> str:
     study = found.study
     if not np.isfinite(method.primary.value):
         return "No method has a defined AUC: no test fold holds patients of two classes."
-    share = round(100 * method.primary.value)
+    share = round(100 * float(f"{method.primary.value:.2f}"))  # of the figure as it is printed
     if study.binary:
         pair = f"of 100 pairs of one “{study.positive}” and one “{study.classes[0]}” patient, about {share} are ranked"
     else:
