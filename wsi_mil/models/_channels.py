@@ -97,9 +97,15 @@ def inverse_softplus(value: float) -> Tensor:
 
 
 def at_maximum(rows: Tensor) -> Tensor:
-    """Weights (n, h) of the greatest value of each channel; equal ones share it."""
-    at = (rows == rows.amax(dim=0)).to(rows)
+    """Weights (n, h) of the greatest value of each channel; equal ones (see `slack`) share it."""
+    at = (rows >= rows.amax(dim=0) - slack(rows)).to(rows)
     return at / at.sum(dim=0)
+
+
+def slack(rows: Tensor) -> Tensor:
+    """Values that differ by no more count as equal: what rounding leaves between identical tiles, which a matrix
+    product with several threads does not always treat alike."""
+    return 64 * torch.finfo(rows.dtype).eps * rows.abs().amax()
 
 
 def log_mean_exp(rows: Tensor, sharpness: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from wsi_mil.errors import ConfigError
-from wsi_mil.models._channels import ChannelPooling, at_maximum, inverse_softplus, log_mean_exp, summary
+from wsi_mil.models._channels import ChannelPooling, at_maximum, inverse_softplus, log_mean_exp, slack, summary
 
 
 class TreePool(ChannelPooling):
@@ -76,5 +76,6 @@ class TreePool(ChannelPooling):
         """Weights (n, h) of the top mean; tiles that are equal at the border share what is left."""
         k = self._k(rows)
         border = rows.topk(k, dim=0).values[-1]
-        above, at = (rows > border).to(rows), (rows == border).to(rows)
+        near = slack(rows)
+        above, at = (rows > border + near).to(rows), ((rows - border).abs() <= near).to(rows)
         return (above + at * (k - above.sum(dim=0)) / at.sum(dim=0)) / k
