@@ -8,27 +8,35 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.outcomes import Summary
 
 
-def listing(what: Literal["models", "encoders", "regularisers"] = "models", *, page: Path | None = None) -> Summary:
+def listing(
+    what: Literal["models", "encoders", "regularisers"] = "models",
+    *,
+    also: list[Path] | None = None,
+    page: Path | None = None,
+) -> Summary:
     """List what can be chosen by name, a line each.
 
     Args:
         what: models, encoders or regularisers
+        also: files with methods of your own, listed with the models
         page: Markdown file to write the page that helps to choose a method to, instead of the lines (models only)
     """
     if page is not None and what != "models":
         raise ConfigError(f"there is a page for models only, not for {what}. Leave --page away.")
+    if also and what != "models":
+        raise ConfigError(f"--also names files with methods, but {what} are listed. Leave it away.")
     if page is not None:
         write_text(page, _page())
         return Summary(stage="list", out=page, notes=(f"The page that helps to choose a method: {page}",))
-    lines = {"models": _models, "encoders": _encoders, "regularisers": _regularisers}[what]()
+    lines = _models(also or []) if what == "models" else {"encoders": _encoders, "regularisers": _regularisers}[what]()
     return Summary(stage="list", out=Path(), notes=tuple(lines))
 
 
-def _models() -> list[str]:
+def _models(also: list[Path]) -> list[str]:
     from wsi_mil.guide import model_lines
     from wsi_mil.lookup import find_model, model_names
 
-    return model_lines({name: find_model(name) for name in model_names()})
+    return model_lines({name: find_model(name) for name in [*model_names(), *map(str, also)]})
 
 
 def _regularisers() -> list[str]:
