@@ -44,9 +44,11 @@ class Bar:
     def _print_line(self, note: str) -> None:
         self._last_line = time.monotonic()
         seconds = self._last_line - self._started
-        left = seconds / self.done * (self.total - self.done) if self.done else float("nan")
+        left = (
+            f"{seconds / self.done * (self.total - self.done):.0f} s left" if self.done else "time left not known yet"
+        )
         print(
-            f"{self.title}: {self.done}/{self.total} {self.unit}, {self._rate()}, {left:.0f} s left {note}".rstrip(),
+            f"{self.title}: {self.done}/{self.total} {self.unit}, {self._rate()}, {left} {note}".rstrip(),
             file=sys.stderr,
             flush=True,
         )
