@@ -20,7 +20,8 @@ COMMANDS = {
     "encode": ("wsi_mil.stages.encode:encode", "Turn tiles into features with a frozen encoder"),
     "train": ("wsi_mil.stages.train:train", "Train one model on a whole cohort"),
     "crossval": ("wsi_mil.stages.crossval:crossval", "Cross-validate MIL methods"),
-    "predict": ("wsi_mil.stages.predict:predict", "Score slides from outside with a finished run"),
+    "export-bundle": ("wsi_mil.stages.export_bundle:export_bundle", "Pack trained models for use elsewhere"),
+    "predict": ("wsi_mil.stages.predict:predict", "Score slides from outside with a bundle or a finished run"),
     "heatmap": ("wsi_mil.stages.heatmap:heatmap", "Draw out-of-fold heatmaps as PNG and GeoJSON"),
     "report": ("wsi_mil.stages.report:report", "Write the report of a run: one HTML file, JSON and CSV"),
     "view": ("apps.viewer.launch:view", "Look at a run in the browser"),
@@ -30,6 +31,7 @@ COMMANDS = {
     ),
     "list": ("wsi_mil.stages.listing:listing", "List models, encoders or regularisers"),
     "bench": ("wsi_mil.stages.bench:bench", "Measure reading and encoding on this machine"),
+    "bench methods": ("wsi_mil.stages.bench_methods:bench_methods", "Measure what MIL methods cost on this machine"),
     "bench mil": ("wsi_mil.stages.bench_mil:bench_mil", "Run methods on benchmark bags that are no slides"),
     "demo": ("wsi_mil.stages.demo:demo", "Run the whole path on a small cohort composed from real tissue"),
 }

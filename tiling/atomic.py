@@ -5,6 +5,7 @@ import io
 import os
 import platform
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,24 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(path)
+        raise
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """As `atomic_path`, for a folder that is written whole: it appears under its name when all is in it.
+
+    Raises OSError as the disk does, and where `path` exists already.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_path(path, os.getpid())
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        temporary.rename(path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
@@ -90,7 +109,9 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def remove_leftovers(folder: Path) -> list[Path]:
-    """Remove temporary files that killed writers of this project left in and below `folder`, and return their paths.
+    """Remove temporary files and folders that killed writers of this project left in and below `folder`.
+
+    Returns their paths.
 
     Only those of this machine whose process is gone: the others may be another run's work in progress, on a share
     perhaps another machine's.

@@ -1,4 +1,7 @@
-"""GeoJSON annotations (level-0 pixels) -> polygons, and how much of each tile they cover."""
+"""Annotation files -> polygons in level-0 pixels, and how much of each tile they cover.
+
+Read are GeoJSON (QuPath and others), ASAP's XML and Aperio ImageScope's XML, told apart by what stands in the file.
+"""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +12,16 @@ import shapely
 from numpy.typing import NDArray
 
 from tiling.geojson import Rings, polygons_of
+from wsi_mil.annotation_forms import asap, imagescope, xml_tree
 from wsi_mil.errors import UserError
+
+_XML_FORMS = {form.ROOT: form.layers_of for form in (asap, imagescope)}
+_XML_STARTS = (b"<", b"\xff\xfe", b"\xfe\xff")
+"""An element, or the mark of UTF-16, in which GeoJSON is never written."""
+_FORMS = (
+    "Read are GeoJSON (Polygon and MultiPolygon, alone, in a Feature or in a FeatureCollection), ASAP XML and Aperio "
+    "ImageScope XML, all in level-0 pixels. Export the annotation as one of these"
+)
 
 
 class AnnotationError(UserError):
@@ -17,25 +29,23 @@ class AnnotationError(UserError):
 
 
 def read_polygons(path: Path, *, bounds_l0: tuple[int, int, int, int]) -> tuple[shapely.Polygon, ...]:
-    """Polygons of a GeoJSON file in level-0 pixels, holes kept; rings that cross themselves are mended.
+    """Polygons of an annotation file in level-0 pixels, holes cut out; rings that cross themselves are mended.
 
     bounds_l0: x, y, width, height of the slide's scanned area, from whose corner QuPath counts; what is read and in
-    which frame is told in `tiling.geojson`. Raises AnnotationError for a file that is none.
+    which frame is told in `tiling.geojson` and in each of `annotation_forms`. Raises AnnotationError, with the line
+    where there is one, for a file of another form or a damaged one.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8-sig"))
+        text = path.read_bytes()
     except OSError as error:
         raise AnnotationError(f"{path}: the annotation cannot be read ({error.strerror}). Mend the path.") from error
-    except ValueError as error:
-        raise AnnotationError(f"{path}: not JSON ({error}). Export the annotation as GeoJSON.") from error
     try:
-        found = polygons_of(document, bounds_l0=bounds_l0)
-        return tuple(polygon for rings in found for polygon in _valid(rings))
+        if text.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(_XML_STARTS):
+            return _of_xml(text)
+        document = json.loads(text.decode("utf-8-sig"))
+        return tuple(part for rings in polygons_of(document, bounds_l0=bounds_l0) for part in _valid(rings))
     except (ValueError, shapely.errors.ShapelyError) as error:
-        raise AnnotationError(
-            f"{path}: not a GeoJSON annotation ({error}). Polygon and MultiPolygon in level-0 pixels are read, alone, "
-            f"in a Feature or in a FeatureCollection. Export it so."
-        ) from error
+        raise AnnotationError(f"{path}: no annotation ({error}). {_FORMS}.") from error
 
 
 def lesion_fraction(
@@ -62,10 +72,27 @@ def lesion_fraction(
     return np.clip(covered, 0.0, 1.0)
 
 
+def _of_xml(text: bytes) -> tuple[shapely.Polygon, ...]:
+    root = xml_tree.parse(text)
+    if root.tag not in _XML_FORMS:
+        raise ValueError(f"line {root.line}: <{root.tag}>, expected <{'> or <'.join(_XML_FORMS)}>")
+    found: list[shapely.Polygon] = []
+    for layer in _XML_FORMS[root.tag](root):
+        holes = shapely.union_all([part for ring in layer.holes for part in _valid([ring])])
+        outlines = [part for ring in layer.outlines for part in _valid([ring])]
+        found.extend(part for polygon in outlines for part in _polygons_in(shapely.difference(polygon, holes)))
+    return tuple(found)
+
+
 def _valid(rings: Rings) -> list[shapely.Polygon]:
     shell, *holes = rings
     polygon = shapely.Polygon(shell, holes)
     if polygon.is_valid:
         return [polygon]
-    parts = shapely.get_parts(shapely.make_valid(polygon))
-    return [part for part in parts if part.geom_type == "Polygon"]
+    return _polygons_in(shapely.make_valid(polygon))
+
+
+def _polygons_in(ground: shapely.Geometry) -> list[shapely.Polygon]:
+    """What of a geometry covers ground, also where it is a collection of collections."""
+    parts = shapely.get_parts(shapely.get_parts(ground))
+    return [part for part in parts if part.geom_type == "Polygon" and not part.is_empty]

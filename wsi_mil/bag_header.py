@@ -48,6 +48,8 @@ class BagHeader:
     """The encoder was trained on pathology images."""
     contract_breach: tuple[str, ...] = ()
     """Departures from the encoder's declared contract that the user accepted."""
+    tiles: str = ""
+    """The wish of the grid (TileSpec) as JSON; empty where it is not known, as in imported bags."""
 
     @property
     def contract(self) -> dict[str, str | int | float]:
@@ -117,6 +119,7 @@ def attributes_of(header: BagHeader) -> dict[str, Any]:
         "licence": header.licence,
         "pathology": header.pathology,
         "contract_breach": json.dumps(list(header.contract_breach)),
+        "tiles": header.tiles,
     }
 
 
@@ -158,6 +161,7 @@ def header_from(attributes: Mapping[str, Any]) -> BagHeader:
         licence=text("licence"),
         pathology=bool(attributes["pathology"]),
         contract_breach=tuple(json.loads(text("contract_breach"))),
+        tiles=str(attributes.get("tiles", "")),
     )
 
 

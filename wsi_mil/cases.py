@@ -1,7 +1,7 @@
 """A finished run seen slide by slide: what was predicted, how wrong, by which models, and where the file is."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,15 +24,16 @@ class Case:
     patient: str
     site: str
     label: str
-    """The true class; empty where it is not known."""
+    """The true class, number or time; empty where it is not known."""
     predicted: str
-    """Of two classes the last from the threshold up, as the report decides; else the largest probability."""
+    """Of two classes the last from the threshold up, as the report decides; of more the largest probability; else the
+    number, or the risk."""
     threshold: float
-    """Mean over the models in `keys`; NaN with more than two classes."""
+    """Mean over the models in `keys`; NaN unless there are two classes."""
     probabilities: Mapping[str, float]
-    """Class -> probability, the mean over the models in `keys`."""
+    """Class -> probability, the mean over the models in `keys`; empty for a target without classes."""
     loss: float
-    """-log of the true class's probability; NaN without a label."""
+    """How wrong: -log of the true class's probability, or the distance of a number; NaN where neither is known."""
     keys: tuple[FoldKey, ...]
     """The models that scored it in test."""
     path: str
@@ -43,34 +44,46 @@ class Case:
     @property
     def is_error(self) -> bool:
         """Whether a known label was missed."""
-        return bool(self.label) and self.predicted != self.label
+        return bool(self.label) and bool(self.probabilities) and self.predicted != self.label
 
     @property
     def how_sure(self) -> str:
-        """Probability of the prediction as text, with the threshold where that is not a half."""
+        """Probability of the prediction as text, with the threshold where that is not a half; else nothing."""
+        if not self.probabilities:
+            return ""
         probability = f"{self.probabilities[self.predicted]:.2f}"
         if math.isnan(self.threshold) or self.threshold == 0.5:
             return probability
         return f"{probability}, {list(self.probabilities)[-1]} from {self.threshold:.2f} up"
 
+    @property
+    def said(self) -> str:
+        """The prediction and how sure it is."""
+        return f"predicted {self.predicted}" + (f" ({self.how_sure})" if self.how_sure else "")
+
 
 def read_cases(run: RunDir, method: str) -> list[Case]:
-    """The slides that a method was tested on, the worst first. Raises ConfigError for a method the run has not."""
+    """The slides that a method was tested on, the worst first; of several targets the first counts.
+
+    Raises ConfigError for a method the run has not.
+    """
     if method not in run.methods():
         raise ConfigError(f"{run.path.name} has no method {method!r}; it has {', '.join(run.methods())}.")
-    predictions = run.predictions()
-    rows = predictions[predictions["method"] == method]
+    predictions, target = run.predictions(), run.config()["task"]["targets"][0]
+    rows = predictions[(predictions["method"] == method) & (predictions["target_name"] == target["name"])]
     by_slide = dict(list(rows[rows["slide"] != ""].groupby("slide")))
     by_patient = dict(list(rows[rows["slide"] == ""].groupby("patient")))
-    classes = [name.removeprefix("prob_") for name in rows.columns if name.startswith("prob_")]
+    classes = [str(name) for name in target.get("classes") or ()]
     models = {FoldKey(*map(int, key)) for key in rows[["repeat", "fold", "seed"]].to_numpy()}
-    cuts = {key: threshold_of(run, method, key, classes).value for key in models}
+    cuts = dict.fromkeys(models, math.nan)
+    if target["kind"] == "binary":
+        cuts = {key: threshold_of(run, method, key, classes, target=target["name"]).value for key in models}
     cohort = run.cohort()
     cases = []
     for _, record in cohort.iterrows():
         own = by_slide.get(record["slide"], by_patient.get(record["patient"]))
         if own is not None:
-            cases.append(_case(record, own, cuts))
+            cases.append(_case(record, own, cuts, classes))
     return sorted(cases, key=lambda case: (-case.loss if math.isfinite(case.loss) else math.inf, case.slide_id))
 
 
@@ -134,29 +147,44 @@ def slides_root(run: RunDir, slides: Path | None) -> Path:
     return root
 
 
-def _case(record: "pd.Series[str]", rows: pd.DataFrame, cuts: Mapping[FoldKey, float]) -> Case:
-    names = [name for name in rows.columns if name.startswith("prob_")]
-    probabilities = {name.removeprefix("prob_"): float(rows[name].mean()) for name in names}
+def _case(record: "pd.Series[str]", rows: pd.DataFrame, cuts: Mapping[FoldKey, float], classes: Sequence[str]) -> Case:
+    probabilities = {name: float(rows[f"prob_{name}"].mean()) for name in classes}
     label = str(rows["target"].iloc[0])
-    known = probabilities.get(label)
     keys = tuple(sorted({FoldKey(*map(int, key)) for key in rows[["repeat", "fold", "seed"]].to_numpy()}))
     threshold = math.fsum(cuts[key] for key in keys) / len(keys)
+    predicted, loss = _decided(probabilities, threshold), -math.log(max(probabilities.get(label, math.nan), 1e-12))
+    if not classes:
+        predicted, label, loss = _number(rows)
     return Case(
         slide_id=record["slide"],
         patient=record["patient"],
         site=record.get("site", ""),
         label=label,
-        predicted=_decided(probabilities, threshold),
+        predicted=predicted,
         threshold=threshold,
         probabilities=probabilities,
-        loss=math.nan if known is None else -math.log(max(known, 1e-12)),
+        loss=loss,
         keys=keys,
         path=record.get("path", ""),
         mpp=_mpp(record),
     )
 
 
+def _number(rows: pd.DataFrame) -> tuple[str, str, float]:
+    """Prediction, label and distance of a target without classes."""
+    label = pd.to_numeric(rows["target"], errors="coerce").iloc[0]
+    told = "" if math.isnan(label) else f"{label:.3g}"
+    if "prediction" in rows and rows["prediction"].notna().all():
+        value = float(rows["prediction"].mean())
+        return f"{value:.3g}", told, abs(value - label)
+    if told:
+        told += " (event)" if str(rows["event"].iloc[0]) in ("1", "1.0") else " (censored)"
+    return f"risk {float(rows['risk'].mean()):.3g}", told, math.nan
+
+
 def _decided(probabilities: Mapping[str, float], threshold: float) -> str:
+    if not probabilities:
+        return ""
     if math.isnan(threshold):
         return max(probabilities, key=lambda name: probabilities[name])
     negative, positive = probabilities

@@ -3,7 +3,6 @@
 import io
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from wsi_mil.methods import MethodSpec, build
 from wsi_mil.models._base import MILModel
 from wsi_mil.tasks import Task
 
-_SCHEMA = 1
+_SCHEMA = 2
 
 State = dict[str, Any]
 
@@ -46,7 +45,7 @@ def save_model(path: Path, model: MILModel, *, method: MethodSpec, task: Task) -
         "kind": "mil_model",
         "schema_version": _SCHEMA,
         "method": {**method.as_config(), "train": {}},
-        "task": asdict(task),
+        "task": task.as_config(),
         "in_dim": model.in_dim,
     }
     weights = {sys.intern(name): tensor.cpu() for name, tensor in model.state_dict().items()}
@@ -60,7 +59,7 @@ def load_model(path: Path, device: torch.device) -> tuple[MILModel, Task]:
         header = json.loads(state.get("header", "{}"))
         if header.get("kind") != "mil_model" or header.get("schema_version") != _SCHEMA:
             raise ValueError("kind or schema_version")
-        task = Task(**{**header["task"], "classes": tuple(header["task"]["classes"])})
+        task = Task.from_config(header["task"])
         method = MethodSpec(**header["method"])
     except (ValueError, TypeError, KeyError) as error:
         raise RunError(

@@ -4,7 +4,9 @@ Arrays: `features` (total, d), `bag_id` (total,) from 0 to b - 1, `bag_label` (b
 bool: what is not trained on in a fold is its test part.
 """
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from wsi_mil.bags import Bag
 from wsi_mil.datasets import BagDataset, BagReader, Item
 from wsi_mil.errors import StoreError
-from wsi_mil.tasks import Task
+from wsi_mil.tasks import Task, class_task
 
 _ARRAYS = {"features": 2, "bag_id": 1, "bag_label": 1, "train_mask": 3}
 
@@ -32,6 +34,14 @@ class ClassicBags:
     train_mask: NDArray[np.bool_]
     task: Task
 
+    @cached_property
+    def digest(self) -> str:
+        """Of every number in it."""
+        digest = hashlib.sha256()
+        for values in (self.features, self.bag_id, self.labels, self.train_mask):
+            digest.update(np.ascontiguousarray(values).tobytes())
+        return digest.hexdigest()
+
     @property
     def folds(self) -> list[tuple[int, int]]:
         """(repeat, fold) of each fold."""
@@ -46,7 +56,7 @@ class ClassicBags:
         standard = (self.features - known.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
         reader = _InMemory({f"{i:06d}": standard[self.bag_id == i] for i in range(len(self.labels))})
         items = [
-            Item(id=name, patient=name, slide_ids=(name,), label=int(label))
+            Item(id=name, patient=name, slide_ids=(name,), values=(float(label),))
             for name, label in zip(reader.names, self.labels, strict=True)
         ]
         train = [item for item, mine in zip(items, trained, strict=True) if mine]
@@ -72,7 +82,7 @@ def read_classic(path: Path) -> ClassicBags:
         bag_id=arrays["bag_id"].astype(np.int64),
         labels=labels.astype(np.int64),
         train_mask=arrays["train_mask"],
-        task=Task(target="bag_label", level="slide", classes=tuple(str(value) for value in classes.tolist())),
+        task=class_task("bag_label", [str(value) for value in classes.tolist()]),
     )
 
 

@@ -7,15 +7,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pandas as pd
-
 from tiling.discovery import Discovery, SlideSource, find_slides
 from wsi_mil.enrolment import Enrolment, Fixes, Problems, enrol, fixes_by_id, match_rows, patient_pattern
-from wsi_mil.errors import CohortError
+from wsi_mil.errors import CohortError, ConfigError
 from wsi_mil.fixes import FILE_NAME
+from wsi_mil.fold_files import ValidationDraw, read_folds
 from wsi_mil.matching import SlideIndex, index_ids, index_sources
 from wsi_mil.records import Cohort, CohortSpec, Exclusion, SlideRecord
-from wsi_mil.splits import Fold, FoldSpec, check_folds, folds_from_frame, make_folds, stratum_of
+from wsi_mil.splits import Fold, FoldSpec, check_folds, make_folds, stratum_of
 from wsi_mil.tables import read_table, rename_columns, spelled_alike
 
 __all__ = [
@@ -157,15 +156,24 @@ def sites_of_patients(records: Iterable[SlideRecord]) -> dict[str, str]:
 
 
 def folds_for(
-    spec: FoldSpec, classes_of: Mapping[str, Collection[str]], *, sites: Mapping[str, str] | None = None
+    spec: FoldSpec,
+    classes_of: Mapping[str, Collection[str]],
+    *,
+    sites: Mapping[str, str] | None = None,
+    essential: Collection[str] | None = None,
+    slides: Mapping[str, str] | None = None,
+    left_out: Collection[str] = (),
 ) -> list[Fold]:
     """The folds that `spec` wishes: drawn anew, or read from its file and checked against the cohort.
 
-    classes_of: patient -> the labels of its slides.  sites: patient -> site, needed for `by_site`.
+    classes_of: patient -> the labels of its slides, or its strata.  sites: patient -> site, where `spec.needs_sites`.
+    essential: as in make_folds.  slides: slide id -> patient, for a file that names slides.
+    left_out: slides (or rows, or patients) that the cohort knows and the study does without; a file may name them.
     Raises CohortError when folds do not fit, or could not hold the classes.
     """
-    if spec.by_site and sites is None:
+    if spec.needs_sites and sites is None:
         raise ValueError("folds by site need the sites")
+    sites = sites if spec.needs_sites else None
     if spec.file is None:
         return make_folds(
             stratum_of(classes_of),
@@ -173,17 +181,23 @@ def folds_for(
             seed=spec.seed,
             repeats=spec.repeats,
             validation=spec.validation,
-            sites=sites if spec.by_site else None,
+            sites=sites,
+            leave_one_site_out=spec.leave_one_site_out,
             allow_absent_class=spec.allow_absent_class,
+            essential=essential,
         )
-    folds = folds_from_frame(_frame(spec.file))
-    check_folds(folds, classes_of, allow_absent_class=spec.allow_absent_class, sites=sites if spec.by_site else None)
+    if spec.leave_one_site_out:
+        raise ConfigError("folds: file says who is tested, so leave_one_site_out cannot hold too; give one of them.")
+    folds = read_folds(
+        spec.file,
+        classes_of,
+        slides=slides or {},
+        left_out=left_out,
+        validation=ValidationDraw(fraction=spec.validation, seed=spec.seed, sites=sites, essential=essential),
+    )
+    allowed = spec.allow_absent_class
+    check_folds(folds, classes_of, allow_absent_class=allowed, sites=sites, essential=essential, complete=False)
     return folds
-
-
-def _frame(path: Path) -> pd.DataFrame:
-    table = read_table(path)
-    return pd.DataFrame([dict(row.cells) for row in table.rows], columns=list(table.columns), dtype=str)
 
 
 def _index(discovery: Discovery | None, known_ids: Collection[str] | None) -> SlideIndex | None:

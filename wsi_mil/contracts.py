@@ -14,7 +14,7 @@ from torch import Tensor
 
 from wsi_mil.bags import Bag, BagBatch, pack, segment_sum, split
 from wsi_mil.models._base import MILModel, MILOutput, Objective, Progress, Regulariser
-from wsi_mil.tasks import Task
+from wsi_mil.tasks import class_task
 
 IN_DIM = 32
 """Width of the features that methods are tried on."""
@@ -63,7 +63,7 @@ class Subject:
     def loss(self, model: MILModel, batch: BagBatch, *, seed: int = 0) -> Tensor:
         """The sum of all terms of one training step; the bags' classes go round."""
         classes = ("a", "b", "c")[: 3 if model.n_outputs == 3 else 2]
-        task = Task(target="law", level="slide", classes=classes)
+        task = class_task("law", classes)
         objective = model.objective(task.criterion(model.n_outputs))
         objective = self.wrap(objective) if self.wrap else objective
         target = torch.arange(len(batch)) % len(classes)
@@ -77,7 +77,7 @@ class Subject:
 
 def _changed(model: MILModel, wrap: Callable[[Objective], Objective]) -> MILModel:
     """The model as the plug-in that `wrap` makes wants it."""
-    task = Task(target="law", level="slide", classes=("a", "b", "c")[: max(model.n_outputs, 2)])
+    task = class_task("law", ("a", "b", "c")[: max(model.n_outputs, 2)])
     plug_in = wrap(model.objective(task.criterion(model.n_outputs)))
     return plug_in.change(model) if isinstance(plug_in, Regulariser) else model
 
@@ -423,10 +423,11 @@ class _Training:
 
     def __init__(self, subject: Subject, seed: int) -> None:
         self.model = subject.model(subject.cls.binary_outputs, seed=seed, training=True)
-        task = Task(target="law", level="slide", classes=("a", "b"))
+        task = class_task("law", ("a", "b"))
         objective = self.model.objective(task.criterion(self.model.n_outputs))
         self.objective = (subject.wrap(objective) if subject.wrap else objective).train()
-        self.optimizer = torch.optim.AdamW(self.objective.parameter_groups(self.model), lr=1e-2)
+        own = self.objective.optimizer(self.model, lr=1e-2, weight_decay=1e-2)
+        self.optimizer = own or torch.optim.AdamW(self.objective.parameter_groups(self.model), lr=1e-2)
         self.parts: tuple[Any, ...] = (self.model, self.objective, self.optimizer)
         self.bags = list(subject.batch(9, 5, 12, 8).bags())
 

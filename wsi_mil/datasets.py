@@ -14,8 +14,8 @@ from wsi_mil.bags import Bag
 from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import Objective
 from wsi_mil.store import BagStore
+from wsi_mil.targets._base import Balance
 
-Balance = Literal["none", "weight", "sampler"]
 Cache = Literal["auto", "none", "ram"]
 _ORDER, _TILES = 1, 2
 _AUTO_CACHE_BYTES = 2 * 1024**3
@@ -28,8 +28,8 @@ class Item:
     id: str
     patient: str
     slide_ids: tuple[str, ...]
-    label: int
-    """Index of the class; -1 where it is not known."""
+    values: tuple[float, ...]
+    """The labels of all targets one after the other, as `Task.encode` gives them; NaN where one is missing."""
 
 
 class BagReader:
@@ -71,9 +71,16 @@ class BagDataset(Dataset[Bag]):
         return join_slides([self.reader.bag(slide_id) for slide_id in item.slide_ids], name=item.id)
 
     @property
-    def labels(self) -> NDArray[np.int64]:
-        """(n,) class of each item."""
-        return np.array([item.label for item in self.items], dtype=np.int64)
+    def values(self) -> NDArray[np.float64]:
+        """(n, n_values) labels of each item."""
+        return values_of(self.items)
+
+
+def values_of(items: Sequence[Item]) -> NDArray[np.float64]:
+    """(n, n_values) labels of some items."""
+    if not items:
+        return np.empty((0, 0))
+    return np.array([item.values for item in items], dtype=np.float64)
 
 
 def join_slides(bags: Sequence[Bag], *, name: str) -> Bag:

@@ -128,6 +128,7 @@ def header_of(encoded: EncodedSlide, settings: Settings) -> BagHeader:
         licence=encoder.licence,
         pathology=encoder.pathology,
         contract_breach=settings.breaches,
+        tiles=json.dumps(asdict(spec), sort_keys=True),
     )
 
 

@@ -1,6 +1,6 @@
-"""What a trained model says: logits and probabilities of each bag, scores of each tile. Always of all tiles."""
+"""What a trained model says: an answer for each bag, scores for each tile. Always of all tiles."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,13 +10,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wsi_mil.bags import Bag, pack
-from wsi_mil.datasets import BagDataset, Item, read_ahead
+from wsi_mil.datasets import BagDataset, Item, read_ahead, values_of
 from wsi_mil.errors import RunError
 from wsi_mil.heatmap import TileGeometry, TileScores
 from wsi_mil.models._base import MILModel, StoredScores
 from wsi_mil.runs import FoldKey
+from wsi_mil.statistics.recalibration import Calibrator
 from wsi_mil.store import BagHeader
+from wsi_mil.targets import ClassTarget, Target
+from wsi_mil.targets._base import Answers
 from wsi_mil.tasks import Task
+
+_FIXED = ["method", "target_name", "repeat", "fold", "seed", "level", "patient", "slide", "target"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,53 +60,68 @@ def answer(model: MILModel, bag: Bag, *, device: torch.device, columns: Sequence
     return Answer(logits=logits, tile_scores=values.astype(np.float32))
 
 
+def stacked_logits(answers: Sequence[Answer]) -> Tensor:
+    """(n, k) double. answers: at least one."""
+    return torch.stack([found.logits for found in answers]).double()
+
+
 def class_logits(answers: Sequence[Answer], task: Task) -> NDArray[np.float64]:
-    """(n, classes) whatever the head."""
-    if not answers:
-        return np.empty((0, len(task.classes)))
-    return task.class_logits(torch.stack([a.logits for a in answers]).double()).numpy()
+    """(n, classes) whatever the head; of a task with one target of classes."""
+    return task.class_logits(stacked_logits(answers)).numpy() if answers else np.empty((0, len(task.classes)))
 
 
 def probabilities(answers: Sequence[Answer], task: Task) -> NDArray[np.float64]:
-    """(n, classes), rows sum to 1."""
+    """(n, classes), rows sum to 1; of a task with one target of classes."""
+    return task.probabilities(stacked_logits(answers)).numpy() if answers else np.empty((0, len(task.classes)))
+
+
+def answers_by_target(answers: Sequence[Answer], task: Task) -> dict[str, Answers]:
+    """Name of each target -> what one model says of each bag, in the columns of predictions.csv."""
     if not answers:
-        return np.empty((0, len(task.classes)))
-    return task.probabilities(torch.stack([a.logits for a in answers]).double()).numpy()
+        return {t.name: {column: np.empty(0) for column in t.answer_columns()} for t in task.targets}
+    return {target.name: target.answers(logits) for target, logits in task.own_logits(stacked_logits(answers))}
 
 
-def prediction_rows(
-    items: Sequence[Item], answers: Sequence[Answer], task: Task, *, method: str, key: FoldKey
-) -> pd.DataFrame:
-    """The rows of predictions.csv for these items and one model's answers."""
-    logits, shares = class_logits(answers, task), probabilities(answers, task)
-    return prediction_frame(items, logits, shares, task, method=method, key=key)
+def calibrated(told: Answers, target: Target, calibrator: Calibrator | None) -> Answers:
+    """The same, of a target with classes with `calibrated_<class>` beside each probability."""
+    if not isinstance(target, ClassTarget):
+        return told
+    shares = np.stack([told[f"prob_{name}"] for name in target.classes], axis=1)
+    shares = calibrator.apply(shares) if calibrator else shares
+    return told | {f"calibrated_{name}": shares[:, i] for i, name in enumerate(target.classes)}
 
 
 def prediction_frame(
-    items: Sequence[Item],
-    logits: NDArray[np.float64],
-    shares: NDArray[np.float64],
-    task: Task,
-    *,
-    method: str,
-    key: FoldKey,
+    items: Sequence[Item], told: Mapping[str, Answers], task: Task, *, method: str, key: FoldKey
 ) -> pd.DataFrame:
-    """The rows of predictions.csv. logits, shares: (n, classes)."""
-    rows = []
-    for item, item_logits, item_shares in zip(items, logits, shares, strict=True):
-        row: dict[str, object] = {"method": method, "target_name": task.target, **key._asdict(), "level": task.level}
-        row |= {"patient": item.patient, "slide": item.slide_ids[0] if task.level == "slide" else ""}
-        row |= {"target": task.classes[item.label] if item.label >= 0 else ""}
-        row |= {f"logit_{name}": float(v) for name, v in zip(task.classes, item_logits, strict=True)}
-        row |= {f"prob_{name}": float(v) for name, v in zip(task.classes, item_shares, strict=True)}
-        rows.append(row)
-    return pd.DataFrame(rows, columns=prediction_columns(task.classes))
+    """The rows of predictions.csv: each item with each target. told: name of a target -> its answers."""
+    values = values_of(items).reshape(len(items), task.n_values)
+    frames = []
+    for target, own in task.split(values):
+        frame = pd.DataFrame(told[target.name])
+        labels = pd.DataFrame([target.decode(row) for row in own], dtype=object)
+        frame = pd.concat([labels, frame], axis=1)
+        frame.insert(0, "target_name", target.name)
+        frame.insert(1, "order", range(len(items)))
+        frames.append(frame)
+    rows = pd.concat(frames, ignore_index=True).sort_values("order", kind="stable", ignore_index=True)
+    places = rows.pop("order").to_numpy(dtype=np.int64)
+    rows = rows.assign(method=method, **key._asdict(), level=task.level)
+    rows["patient"] = [items[i].patient for i in places]
+    rows["slide"] = [items[i].slide_ids[0] if task.level == "slide" else "" for i in places]
+    return rows.reindex(columns=prediction_columns(task))
 
 
-def prediction_columns(classes: Sequence[str]) -> list[str]:
+def prediction_columns(task: Task) -> list[str]:
     """Names and order of the columns of predictions.csv."""
-    fixed = ["method", "target_name", "repeat", "fold", "seed", "level", "patient", "slide", "target"]
-    return [*fixed, *(f"logit_{name}" for name in classes), *(f"prob_{name}" for name in classes)]
+    named: dict[str, None] = dict.fromkeys(_FIXED)
+    for target in task.targets:
+        named |= dict.fromkeys(["event"] if target.n_values == 2 else [])
+        named |= dict.fromkeys(target.answer_columns())
+        named |= (
+            dict.fromkeys(f"calibrated_{name}" for name in target.classes) if isinstance(target, ClassTarget) else {}
+        )
+    return list(named)
 
 
 def split_by_slide(

@@ -1,7 +1,6 @@
 """The loop over methods, folds and seeds: train each model, test it, and collect what they predicted."""
 
 import logging
-import math
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,31 +8,44 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
-from torch import Tensor
 
 from tiling.atomic import remove_leftovers
 from wsi_mil import __version__
-from wsi_mil.checkpoints import save_model
+from wsi_mil.checkpoints import load_model, save_model
+from wsi_mil.choices import Choices, choose_cuts
 from wsi_mil.datasets import BagDataset, BagReader, Cache, Item
-from wsi_mil.errors import RunError, UserError
-from wsi_mil.evaluation import answer_each, prediction_columns, prediction_rows, split_by_slide
+from wsi_mil.errors import ConfigError, RunError, UserError
+from wsi_mil.evaluation import (
+    Answer,
+    answer_each,
+    answers_by_target,
+    calibrated,
+    prediction_columns,
+    prediction_frame,
+    split_by_slide,
+)
+from wsi_mil.faithfulness import judge_of_classes, measure_bags
 from wsi_mil.malloc import keep_freed_memory
-from wsi_mil.methods import MethodSpec, build, override, rehearse
+from wsi_mil.methods import MethodSpec, build, override, rehearse, score_columns
 from wsi_mil.models._base import MILModel
 from wsi_mil.outcomes import Failure
 from wsi_mil.progress import Bar, progress
 from wsi_mil.runs import FoldKey, RunDir, write_frame
+from wsi_mil.search_spec import SearchSpec
 from wsi_mil.splits import Fold, folds_to_frame
 from wsi_mil.study import Study, cohort_frame
-from wsi_mil.tasks import Task
-from wsi_mil.thresholds import threshold_of_rows
+from wsi_mil.targets._base import Answers
+from wsi_mil.tasks import Task, check_training
 from wsi_mil.train_spec import TrainSpec
-from wsi_mil.training import FitFiles, fit, weights_seed
+from wsi_mil.training import FitFiles, check_metric, fit, weights_seed
 from wsi_mil.workers import run_in_processes
+
+if TYPE_CHECKING:
+    from wsi_mil.search import Found
 
 _LOG = logging.getLogger(__name__)
 _PACKAGES = ("torch", "lightning", "numpy", "pandas", "h5py", "timm")
@@ -82,7 +94,12 @@ Plan = tuple[MethodSpec, TrainSpec]
 """A method and how it is trained."""
 
 
-def plan_methods(study: Study, methods: Sequence[MethodSpec], train: TrainSpec) -> list[Plan]:
+def plan_methods(
+    study: Study,
+    methods: Sequence[MethodSpec],
+    train: TrainSpec,
+    search: SearchSpec = SearchSpec(),  # noqa: B008
+) -> list[Plan]:
     """Each method with its own training settings, tried on one made-up step before the run begins.
 
     Raises ConfigError.
@@ -90,8 +107,29 @@ def plan_methods(study: Study, methods: Sequence[MethodSpec], train: TrainSpec) 
     plans = [(m, override(train, m.train, where=f"method {m.shown}, train")) for m in methods]
     for method, spec in plans:
         spec.check()
+        check_training(study.task, bags_per_step=spec.bags_per_step, balance=study.balance)
+        check_metric(study.task, spec)
         rehearse(method, in_dim=study.in_dim, task=study.task, bags_per_step=spec.bags_per_step)
+        _check_baseline(method, spec, study, plans)
+        if search.trials:
+            from wsi_mil.search import check_space
+
+            check_space(method, spec, search)
     return plans
+
+
+def _check_baseline(method: MethodSpec, spec: TrainSpec, study: Study, plans: Sequence[Plan]) -> None:
+    """Raise ConfigError unless the method's starting point is trained in the same run, with the same seeds."""
+    name = _baseline(method, study)
+    if name is None:
+        return
+    try:
+        label = _label_of(plans, name)
+    except ConfigError as error:
+        raise ConfigError(f"method {method.shown}: {error}") from error
+    seeds = next(other.seeds for one, other in plans if one.shown == label)
+    if not set(spec.seeds) <= set(seeds):
+        raise ConfigError(f"method {method.shown} starts from {label}, which has the seeds {list(seeds)} only.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,6 +143,21 @@ class _Job:
     spec: TrainSpec
     fold: Fold
     seed: int
+    plans: Sequence[Plan]
+    """Of all methods of the run."""
+    search: SearchSpec
+
+    def parts(self) -> tuple[BagDataset, BagDataset]:
+        """What is trained on, and what chooses the epoch; the latter is empty where it was merged into the former."""
+        merged = self.spec.selection == "none"
+        patients = [*self.fold.train, *self.fold.validation] if merged else self.fold.train
+        held_out = () if merged else self.study.of_patients(self.fold.validation)
+        return BagDataset(self.reader, self.study.of_patients(patients)), BagDataset(self.reader, held_out)
+
+    @property
+    def steps(self) -> int:
+        """Units of progress: epochs, and models of the search."""
+        return self.spec.epochs + self.search.trials * self.search.inner_folds
 
     @property
     def key(self) -> FoldKey:
@@ -119,13 +172,26 @@ class _Job:
         tested = self.study.of_patients(self.fold.test)
         return self.run.is_whole(self.method.shown, self.key, (s for item in tested for s in item.slide_ids))
 
-    def epochs_logged(self) -> int:
-        """Epochs that the log of this model holds by now."""
-        path = self.run.log_path(self.method.shown, self.key)
-        return max(0, path.read_bytes().count(b"\n") - 1) if path.is_file() else 0
+    def steps_logged(self) -> int:
+        """Of these, what stands in this model's files by now."""
+        log = self.run.log_path(self.method.shown, self.key)
+        trials = self.run.trials_path(self.method.shown, self.key)
+        return _rows(log) + _rows(trials) * self.search.inner_folds
 
 
-def train_all(run: RunDir, study: Study, folds: Sequence[Fold], plans: Sequence[Plan], *, workers: int = 1) -> Loop:
+def _rows(path: Path) -> int:
+    return max(0, path.read_bytes().count(b"\n") - 1) if path.is_file() else 0
+
+
+def train_all(
+    run: RunDir,
+    study: Study,
+    folds: Sequence[Fold],
+    plans: Sequence[Plan],
+    *,
+    workers: int = 1,
+    search: SearchSpec = SearchSpec(),  # noqa: B008
+) -> Loop:
     """Train and test every model that is not finished; a model that fails is recorded and the others go on.
 
     workers: processes; the threads of this machine are shared out among them.
@@ -133,7 +199,17 @@ def train_all(run: RunDir, study: Study, folds: Sequence[Fold], plans: Sequence[
     keep_freed_memory()
     readers = _readers(study, plans)
     jobs = [
-        _Job(run=run, study=study, reader=readers[spec.cache], method=method, spec=spec, fold=fold, seed=seed)
+        _Job(
+            run=run,
+            study=study,
+            reader=readers[spec.cache],
+            method=method,
+            spec=spec,
+            fold=fold,
+            seed=seed,
+            plans=plans,
+            search=search,
+        )
         for method, spec in plans
         for fold in folds
         for seed in spec.seeds
@@ -146,8 +222,8 @@ def train_all(run: RunDir, study: Study, folds: Sequence[Fold], plans: Sequence[
             run.selection_path(job.method.shown, job.key).unlink(missing_ok=True)
     todo = [job for job in jobs if job.name not in {other.name for other in finished}]
     done, failures = [], []
-    with progress("training", sum(job.spec.epochs for job in todo), "epochs") as bar:
-        for job, problem in _in_processes(todo, bar, workers) if min(workers, len(todo)) > 1 else _here(todo, bar):
+    with progress("training", sum(job.steps for job in todo), "epochs") as bar:
+        for job, problem in _in_turn(todo, bar, workers):
             if problem:
                 failures.append(Failure(item=job.name, outcome="failed", reason=problem))
             else:
@@ -172,11 +248,31 @@ def threads_of(workers: int) -> int:
     return max(1, torch.get_num_threads() // workers)
 
 
+def _in_turn(jobs: Sequence[_Job], bar: Bar, workers: int) -> Iterator[tuple[_Job, str]]:
+    """Those that start from another method's trained model come after all others."""
+    first = [job for job in jobs if _baseline(job.method, job.study) is None]
+    for some in (first, [job for job in jobs if job not in first]):
+        yield from _in_processes(some, bar, workers) if min(workers, len(some)) > 1 else _here(some, bar)
+
+
+def _baseline(method: MethodSpec, study: Study) -> str | None:
+    """Name of the method whose trained model this one starts from."""
+    return build(method, in_dim=study.in_dim, task=study.task, seed=0)[1].init_from
+
+
+def _label_of(plans: Sequence[Plan], name: str) -> str:
+    """Label of the run's method of this name without plug-ins. Raises ConfigError when there is none."""
+    found = [method.shown for method, _ in plans if method.name == name and not method.regularisers]
+    if not found:
+        raise ConfigError(f"it starts from a trained {name}, which is no method of this run. Add {name} to methods.")
+    return found[0]
+
+
 def _here(jobs: Sequence[_Job], bar: Bar) -> Iterator[tuple[_Job, str]]:
     for job in jobs:
         before = bar.done
         problem = _try_one(job, lambda note, name=job.name: bar.advance(1, f"{name} {note}"))  # type: ignore[misc]
-        bar.advance(job.spec.epochs - (bar.done - before))
+        bar.advance(job.steps - (bar.done - before))
         yield job, problem
 
 
@@ -187,7 +283,7 @@ def _in_processes(jobs: Sequence[_Job], bar: Bar, workers: int) -> Iterator[tupl
 
     def watch() -> None:
         while not over.wait(1.0):
-            now = sum(job.spec.epochs if job.name in finished else job.epochs_logged() for job in jobs)
+            now = sum(job.steps if job.name in finished else job.steps_logged() for job in jobs)
             bar.advance(max(0, now - bar.done))
 
     watcher = Thread(target=watch, daemon=True)
@@ -200,7 +296,7 @@ def _in_processes(jobs: Sequence[_Job], bar: Bar, workers: int) -> Iterator[tupl
     finally:
         over.set()
         watcher.join()
-        bar.advance(max(0, sum(job.spec.epochs for job in jobs if job.name in finished) - bar.done))
+        bar.advance(max(0, sum(job.steps for job in jobs if job.name in finished) - bar.done))
 
 
 def _start_worker(threads: int) -> None:
@@ -219,72 +315,90 @@ def _try_one(job: _Job, on_epoch: Callable[[str], None] = lambda note: None) -> 
 
 
 def _train_one(job: _Job, on_epoch: Callable[[str], None]) -> None:
-    run, study, reader, method, spec, fold, key = (
-        job.run,
-        job.study,
-        job.reader,
-        job.method,
-        job.spec,
-        job.fold,
-        job.key,
-    )
-    label = method.shown
-    merged = spec.selection == "none"
-    train = study.of_patients([*fold.train, *fold.validation] if merged else fold.train)
-    validation = BagDataset(reader, () if merged else study.of_patients(fold.validation))
-    weights = class_weights(train, len(study.task.classes)) if study.balance == "weight" else None
-    model, objective = build(
-        method, in_dim=study.in_dim, task=study.task, seed=weights_seed(key.seed), class_weights=weights
-    )
-    boards = run.tensorboard_dir(label, key) if spec.tensorboard else None
+    run, study, key, label = job.run, job.study, job.key, job.method.shown
+    train, validation = job.parts()
+    found = _searched(job, train, on_epoch) if job.search.trials else None
+    method, spec = (found.method, found.spec) if found else (job.method, job.spec)
+    task = study.task.fitted(train.values)
+    weights = task.class_weights(train.values) if study.balance == "weight" else None
+    model, objective = build(method, in_dim=study.in_dim, task=task, seed=weights_seed(key.seed), class_weights=weights)
+    if objective.init_from is not None and not run.resume_path(label, key).is_file():
+        baseline = run.checkpoint_path(_label_of(job.plans, objective.init_from), key)
+        objective.start_from(model, load_model(baseline, torch.device("cpu"))[0])
     selection = fit(
         model,
         objective,
-        task=study.task,
-        train=BagDataset(reader, train),
+        task=task,
+        train=train,
         validation=validation,
         spec=spec,
         balance=study.balance,
         seed=key.seed,
-        files=FitFiles(resume=run.resume_path(label, key), log=run.log_path(label, key), tensorboard=boards),
+        files=FitFiles(
+            resume=run.resume_path(label, key),
+            log=run.log_path(label, key),
+            tensorboard=run.tensorboard_dir(label, key) if spec.tensorboard else None,
+        ),
         on_epoch=on_epoch,
     )
-    save_model(run.checkpoint_path(label, key), model, method=method, task=study.task)
-    answers = [found for _, found in answer_each(model, validation, device=spec.torch_device())]
-    rows = prediction_rows(validation.items, answers, study.task, method=label, key=key)
+    save_model(run.checkpoint_path(label, key), model, method=method, task=task)
+    told = answers_by_target([found for _, found in answer_each(model, validation, device=spec.torch_device())], task)
+    choices = choose_cuts(validation.items, told, task, calibration=spec.calibration)
+    rows = _frame(validation.items, told, task, choices, label=label, key=key)
     write_frame(run.validation_path(label, key), rows)
-    test = BagDataset(reader, study.of_patients(fold.test))
-    write_frame(run.test_path(label, key), _test(run, study, model, test, label=label, key=key, spec=spec))
-    cut = threshold_of_rows(rows, study.task.classes)
-    value = None if math.isnan(cut.value) else cut.value
-    run.write_selection(label, key, replace(selection, threshold=value, threshold_source=cut.source))
+    test = BagDataset(job.reader, study.of_patients(job.fold.test))
+    told = answers_by_target(list(_test(run, study, model, test, label=label, key=key, spec=spec)), task)
+    write_frame(run.test_path(label, key), _frame(test.items, told, task, choices, label=label, key=key))
+    if task.is_of_classes:
+        judge = judge_of_classes(model, probabilities=task.probabilities, device=spec.torch_device())
+        used = measure_bags(test, judge, min_tiles=model.min_tiles, seed=key.seed)
+        write_frame(run.faithfulness_path(label, key), used)
+    thresholds, calibration = choices.as_selection()
+    searched = found.as_selection(job.search.inner_folds) if found else None
+    run.write_selection(label, key, replace(selection, thresholds=thresholds, calibration=calibration, search=searched))
     run.resume_path(label, key).unlink(missing_ok=True)
+
+
+def _searched(job: _Job, train: BagDataset, on_epoch: Callable[[str], None]) -> "Found":
+    from wsi_mil.search import search
+
+    return search(
+        job.method,
+        job.spec,
+        job.search,
+        task=job.study.task,
+        in_dim=job.study.in_dim,
+        balance=job.study.balance,
+        train=train,
+        seed=job.key.seed,
+        trials_path=job.run.trials_path(job.method.shown, job.key),
+        on_model=on_epoch,
+    )
+
+
+def _frame(
+    items: Sequence[Item], told: Mapping[str, Answers], task: Task, choices: Choices, *, label: str, key: FoldKey
+) -> pd.DataFrame:
+    each = {t.name: calibrated(told[t.name], t, choices.calibrators.get(t.name)) for t in task.targets}
+    return prediction_frame(items, each, task, method=label, key=key)
 
 
 def _test(
     run: RunDir, study: Study, model: MILModel, test: BagDataset, *, label: str, key: FoldKey, spec: TrainSpec
-) -> pd.DataFrame:
-    """Test rows of one model; the scores of its tiles are written on the way."""
-    columns = model.score_columns(study.task.classes)
-    answers = []
+) -> Iterator[Answer]:
+    """What one model says of its test part; the scores of the tiles are written on the way."""
+    columns = score_columns(model, study.task)
     for bag, found in answer_each(model, test, device=spec.torch_device(), columns=columns):
         headers = [study.headers[slide_id] for slide_id in bag.slide_ids]
         for scores in split_by_slide(bag, found.tile_scores, headers, columns):
             run.write_scores(label, key, scores)
-        answers.append(found)
-    return prediction_rows(test.items, answers, study.task, method=label, key=key)
-
-
-def class_weights(items: Sequence[Item], n_classes: int) -> Tensor:
-    """Weight of each class, inverse to its share: n / (classes * n_class)."""
-    counts = torch.bincount(torch.tensor([item.label for item in items]), minlength=n_classes)
-    return len(items) / (n_classes * counts.clamp(min=1)).float()
+        yield found
 
 
 def collect_predictions(run: RunDir, study: Study, folds: Sequence[Fold]) -> None:
     """Write predictions.csv from the finished models. Raises RunError unless its key is unique and complete."""
     parts = {(f.repeat, f.fold): study.of_patients(f.test) for f in folds}
-    frames = [pd.DataFrame(columns=prediction_columns(study.task.classes))]
+    frames = [pd.DataFrame(columns=prediction_columns(study.task))]
     for label in run.methods():
         for key in run.keys(label):
             frame = run.test(label, key)
@@ -294,8 +408,9 @@ def collect_predictions(run: RunDir, study: Study, folds: Sequence[Fold]) -> Non
 
 
 def _check_rows(frame: pd.DataFrame, items: Sequence[Item], task: Task, *, where: str) -> None:
-    found = sorted(zip(frame["patient"], frame["slide"], strict=True))
-    asked = sorted((i.patient, i.slide_ids[0] if task.level == "slide" else "") for i in items)
+    found = sorted(zip(frame["target_name"], frame["patient"], frame["slide"], strict=True))
+    places = [(i.patient, i.slide_ids[0] if task.level == "slide" else "") for i in items]
+    asked = sorted((target.name, *place) for target in task.targets for place in places)
     if found != asked:
         raise RunError(
             f"{where}: the test rows are not those of its fold ({len(found)} rows for {len(asked)} items). "

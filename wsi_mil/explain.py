@@ -61,9 +61,12 @@ def explain_method(path: Path, *, deep: bool = False) -> Explanation:
 
 
 def explain_folder(path: Path, *, deep: bool = False) -> Explanation | None:
-    """A run, a folder of bags or of grids; None when it is none of them."""
+    """A run, a bundle, a folder of bags or of grids; None when it is none of them."""
+    from wsi_mil.bundle import is_bundle
     from wsi_mil.runs import RunDir
 
+    if is_bundle(path):
+        return _explain_bundle(path)
     if RunDir(path).exists():
         return _explain_run(RunDir(path))
     if (path / "grids").is_dir():
@@ -176,6 +179,29 @@ def _explain_run(run: "RunDir") -> Explanation:
     if not run.report_path.is_file():
         lines.append(f"  no report yet: wsi-mil report {path}")
     return lines, found
+
+
+def _explain_bundle(path: Path) -> Explanation:
+    from wsi_mil.bundle import card_path, open_bundle
+
+    try:
+        facts = open_bundle(path).facts
+    except UserError as error:
+        return [f"{path.name}: a bundle that cannot be used"], [_wrong("damaged", path, str(error))]
+    task, encoder, training = facts["task"], facts["encoder"], facts["training"]
+    tiles = "slides or bags" if facts["tiles"] else "bags only, since it does not know how slides were tiled"
+    lines = [
+        f"{path.name}: a bundle of {len(facts['models'])} models of {facts['method']['label']}, version "
+        f"{facts['version']}, whole. {facts['use']}",
+        f"  task {task['target']} at level {task['level']}: {', '.join(map(str, task['classes']))}",
+        f"  {facts['decision']}",
+        f"  takes {tiles}: tiles of {encoder['tile_px']} px at {encoder['mpp']:g} microns per pixel",
+        f"  encoder {encoder['name']}, weights {encoder['weights_sha256'][:12]}, {encoder['precision']}",
+        f"  trained on {training['patients']} patients, {training['slides']} slides, {training['sites']} sites; hashes "
+        f"of them: {'yes' if training['patient_hashes'] else 'no'}",
+        f"  read {card_path(path)}",
+    ]
+    return lines, []
 
 
 def _wrong(kind: str, path: Path, reason: str) -> Finding:

@@ -30,10 +30,20 @@ class FoldSpec:
     """Fraction of the patients outside the test part that choose epoch and threshold; 0 for none."""
     by_site: bool = False
     """Keep each site whole: in one test part, and in one of training and validation where enough sites remain."""
+    leave_one_site_out: bool = False
+    """Test each site once, on a model of all the others: as many folds as sites, drawn once (repeats 1). Test parts may
+    lack a class."""
     allow_absent_class: bool = False
     """Allow test parts that lack a class; the figures that need it are then "not defined" in that fold."""
     file: Path | None = None
-    """Folds of a former run (its folds.csv), used instead of drawing new ones."""
+    """Folds used instead of drawing new ones: folds.csv of a run, CLAM's splits (a file, or the folder of them),
+    STAMP's splits.json, or a table with columns fold_0, fold_1 ... (Patho-Bench). Where these know no validation part,
+    `validation` and `seed` draw it from the training part."""
+
+    @property
+    def needs_sites(self) -> bool:
+        """Whether the site of every patient must be known."""
+        return self.by_site or self.leave_one_site_out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,24 +75,28 @@ def check_folds(
     *,
     allow_absent_class: bool = True,
     sites: Mapping[str, str] | None = None,
+    essential: Collection[str] | None = None,
+    complete: bool = True,
 ) -> None:
     """Raise CohortError unless the folds are free of leaks and fit the cohort. classes_of: patient -> its labels.
 
     Checked: the three parts of a fold are disjoint and hold every patient and no stranger; every patient is tested
     once a repeat; each training part holds every class; no test part is empty; with sites (patient -> site), no site is
     both tested and learnt from.
+    essential: the labels that training parts must hold, and test parts unless allowed; all of them when None.
+    complete=False: a fold may leave out patients of other folds, and a repeat may test some of them only.
     """
     if not folds:
         raise CohortError("folds: there is not a single one")
     patients = set(classes_of)
-    every_class = {label for labels in classes_of.values() for label in labels}
+    needed = {label for labels in classes_of.values() for label in labels} if essential is None else set(essential)
     tested: dict[int, Counter[str]] = {}
     for fold in folds:
         name = f"repeat {fold.repeat}, fold {fold.fold}"
-        _check_membership(name, fold, patients)
+        _check_membership(name, fold, patients, complete=complete)
         tested.setdefault(fold.repeat, Counter()).update(fold.test)
         for part, allowed in (("train", False), ("test", allow_absent_class)):
-            absent = every_class - {label for p in getattr(fold, part) for label in classes_of[p]}
+            absent = needed - {label for p in getattr(fold, part) for label in classes_of[p]}
             if absent and not allowed:
                 raise CohortError(
                     f"{name}: the {part} part has no patient of class {names_of(absent)}. "
@@ -92,11 +106,33 @@ def check_folds(
         if sites is not None:
             _check_whole_sites(name, fold, sites)
     for repeat, counts in tested.items():
-        wrong = {p for p in patients if counts[p] != 1}
+        wrong = {p for p in patients if counts[p] > 1 or (complete and counts[p] != 1)}
         if wrong:
+            once = "exactly once" if complete else "once at most"
             raise CohortError(
-                f"repeat {repeat}: each patient must be tested exactly once, but these are not: {names_of(wrong)}"
+                f"repeat {repeat}: each patient must be tested {once}, but these are not: {names_of(wrong)}"
             )
+
+
+def fold_notes(folds: Sequence[Fold], patients: Collection[str]) -> tuple[str, ...]:
+    """What the user should know of folds that do not test every patient once a repeat, as those of a file may not."""
+    tested = Counter(p for fold in folds for p in fold.test)
+    never = set(patients) - set(tested)
+    unused = [len(set(patients).difference(fold.train, fold.validation, fold.test)) for fold in folds]
+    notes = []
+    if len(set(tested.values())) > 1:
+        notes.append(
+            f"The {len(folds)} folds test patients {min(tested.values())} to {max(tested.values())} times each; those "
+            f"whose test parts overlap are repeats of their own, and a patient's score is the mean over its repeats."
+        )
+    if never:
+        notes.append(f"{len(never)} of {len(patients)} patients are never tested: {names_of(never)}.")
+    if any(unused):
+        notes.append(
+            f"{sum(map(bool, unused))} of {len(folds)} folds leave patients out of all their parts, "
+            f"{max(unused)} at most."
+        )
+    return tuple(notes)
 
 
 def folds_to_frame(folds: Sequence[Fold]) -> pd.DataFrame:
@@ -133,13 +169,13 @@ def folds_from_frame(frame: pd.DataFrame) -> list[Fold]:
     ]
 
 
-def _check_membership(name: str, fold: Fold, patients: set[str]) -> None:
+def _check_membership(name: str, fold: Fold, patients: set[str], *, complete: bool) -> None:
     parts = {part: getattr(fold, part) for part in PARTS}
     counts = Counter(patient for members in parts.values() for patient in members)
     for wrong, what in (
         ({p for p, n in counts.items() if n > 1}, "in more than one part, or twice in one"),
         (set(counts) - patients, "not in this cohort, or without a label"),
-        (patients - set(counts), "of the cohort in no part"),
+        (patients - set(counts) if complete else set(), "of the cohort in no part"),
     ):
         if wrong:
             raise CohortError(

@@ -62,7 +62,8 @@ The scores of tiles (the first kind is drawn by default):
 """
 _TRAITS = """
 The columns: *order* says whether the order of tiles matters, and whether their positions are used. *Outputs* is the
-width of the head for two classes (files always hold one probability a class). *Bags* says how a step of several bags
+width of the head for two classes (files always hold one probability a class). *Targets* says what can be predicted:
+any kind, or classes only (one target, no order between the classes). *Bags* says how a step of several bags
 is worked off: packed (all tiles at once) or one by one, which costs time, not memory; and the limit of tiles, if any.
 """
 
@@ -76,6 +77,7 @@ class Facts:
     scores: str
     order: str
     outputs: int
+    targets: str
     memory: str
     paper: str
     year: int
@@ -95,6 +97,7 @@ def facts(model: type[MILModel]) -> Facts:
         scores=", ".join(model.score_kinds),
         order=f"{order}, uses positions" if model.uses_positions else order,
         outputs=model.binary_outputs,
+        targets="classes only" if model.classes_only else "any",
         memory=", ".join(parts),
         paper=model.paper,
         year=year_of(model.paper),
@@ -135,12 +138,14 @@ def methods_page(models: Mapping[str, type[MILModel]], regularisers: Mapping[str
         parts.append(f"\n## {family[0].upper()}{family[1:]}\n\n")
         if family in _FAMILIES:
             parts.append(f"{_FAMILIES[family]}\n\n")
-        parts.append(_row("method", "what it is", "scores of tiles", "order", "outputs", "bags", "paper", "year"))
-        parts.append("|" + "---|" * 8 + "\n")
+        parts.append(
+            _row("method", "what it is", "scores of tiles", "order", "outputs", "targets", "bags", "paper", "year")
+        )
+        parts.append("|" + "---|" * 9 + "\n")
         for name, fact in told.items():
             if fact.family.split(",")[0] == family:
-                cells = (f"`{name}`", fact.summary, fact.scores, fact.order, str(fact.outputs), fact.memory, fact.paper)
-                parts.append(_row(*cells, str(fact.year or "")))
+                told_of = (fact.summary, fact.scores, fact.order, str(fact.outputs), fact.targets, fact.memory)
+                parts.append(_row(f"`{name}`", *told_of, fact.paper, str(fact.year or "")))
     parts.append("\n## Plug-ins\n\nWritten behind a method's name, several if need be: `abmil+aem`.\n\n")
     parts += [_row("plug-in", "what it does"), "|---|---|\n"]
     parts += [_row(f"`+{name}`", _first_line(plug_in)) for name, plug_in in regularisers.items()]

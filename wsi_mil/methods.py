@@ -10,6 +10,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from wsi_mil.bags import Bag, pack
 from wsi_mil.datasets import check_batches
 from wsi_mil.errors import ConfigError, UserError
 from wsi_mil.lookup import find_model, find_regulariser
-from wsi_mil.models._base import BagObjective, MILModel, Objective, Progress
+from wsi_mil.models._base import BagObjective, MILModel, Objective, Progress, StoredScores
 from wsi_mil.tasks import Task
 
 _Spec = TypeVar("_Spec")
@@ -108,14 +109,15 @@ def rehearse(spec: MethodSpec, *, in_dim: int, task: Task, bags_per_step: int) -
     Raises ConfigError with the method's own words.
     """
     try:
+        _check_kind(find_model(spec.name).classes_only, task)
         model, objective = build(spec, in_dim=in_dim, task=task, seed=0)
-        if objective.init_from is not None:
-            raise ConfigError(f"it starts from a trained {objective.init_from}, which cross-validation does not offer")
+        _check_kind(not score_columns(model, task), task)
         check_batches(bags_per_step=bags_per_step, n_classes=len(task.classes), objective=objective)
         generator = torch.Generator().manual_seed(0)
         tiles = max(_REHEARSED_TILES, model.min_tiles)
-        bags = [_made_up(f"bag{i}", tiles, in_dim, generator) for i in range(len(task.classes))]
-        target = torch.arange(len(bags))
+        bags = [_made_up(f"bag{i}", tiles, in_dim, generator) for i in range(max(2, len(task.classes)))]
+        values = np.arange(len(bags), dtype=np.float64)[:, None].repeat(task.n_values, axis=1)
+        target = task.tensor(values % 2 if len(bags) == 2 else values)
         progress = Progress(step=0, total_steps=1, generator=generator)
         terms = objective.train().loss(model.train(), pack(bags), target, progress)
         torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
@@ -126,6 +128,21 @@ def rehearse(spec: MethodSpec, *, in_dim: int, task: Task, bags_per_step: int) -
             f"method {spec.shown} fails on its first step ({type(error).__name__}: {error}). "
             f"`wsi-mil check` on the method's file says which law it breaks; check its params and regularisers."
         ) from error
+
+
+def score_columns(model: MILModel, task: Task) -> list[StoredScores]:
+    """The columns of tile scores that are kept of a model trained for a task; the first is how it points."""
+    if task.is_of_classes:
+        return model.score_columns(task.classes)
+    return model.score_columns_of_outputs(task.output_names(model.n_outputs))
+
+
+def _check_kind(classes_only: bool, task: Task) -> None:
+    if classes_only and not task.is_of_classes:
+        raise ConfigError(
+            f"it learns one target of classes; {task.target} is of kind {task.kind}. Take another method, such as "
+            f'abmil, or one of `wsi-mil list models` without the mark "classes only".'
+        )
 
 
 def override(spec: _Spec, values: Mapping[str, Any], *, where: str) -> _Spec:

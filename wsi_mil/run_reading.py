@@ -10,6 +10,7 @@ import yaml
 
 from wsi_mil.errors import RunError
 
+_ANSWERS = ("logit_", "prob_", "calibrated_", "prediction", "risk", "survival_", "cut_")
 NUMBERED = ("repeat", "fold", "seed")
 GIVE_AGAIN = "Give the command that made the run again: it writes anew what can be made from the rest."
 
@@ -47,7 +48,7 @@ def read_config(path: Path) -> dict[str, Any]:
     task, methods = config.get("task"), config.get("methods")
     sound = {
         "kind": config.get("kind") in ("crossval", "train", "predict"),
-        "task": isinstance(task, dict) and {"target", "level", "classes"} <= set(task),
+        "task": isinstance(task, dict) and {"target", "level", "classes", "kind", "targets"} <= set(task),
         "task.classes": isinstance(task, dict) and isinstance(task.get("classes"), list),
         "methods": isinstance(methods, list) and all(isinstance(m, dict) and "label" in m for m in methods),
     }
@@ -73,12 +74,15 @@ def read_frame(path: Path, columns: Iterable[str]) -> pd.DataFrame:
 
 
 def numbered(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """The same with repeat, fold and seed as whole numbers, logits and probabilities as numbers.
+    """The same with repeat, fold and seed as whole numbers, and all that a model answers as numbers.
 
-    Raises RunError for a cell that is none.
+    Where several targets share the table, cells that a target does not use are NaN. Raises RunError for any other cell
+    that is no number.
     """
     whole: dict[str, type] = {name: int for name in NUMBERED if name in frame.columns}
-    real: dict[str, type] = {name: float for name in frame.columns if name.startswith(("logit_", "prob_"))}
+    real: dict[str, type] = {name: float for name in frame.columns if name.startswith(_ANSWERS)}
+    if "target_name" in frame and frame["target_name"].nunique() > 1:
+        frame = frame.assign(**{name: frame[name].replace("", "nan") for name in real})
     try:
         return frame.astype(whole | real)
     except ValueError as error:

@@ -1,10 +1,9 @@
 """RunDir: the only place that spells a file name inside a run, and reads and writes its files. Loads no torch."""
 
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -68,16 +67,17 @@ class Selection:
     metric: str | None
     value: float | None
     epochs_run: int
-    threshold: float | None = None
-    """Of the positive class; None with more than two classes."""
-    threshold_source: str = ""
-    """As `Threshold.source`; empty where the run did not record it."""
+    thresholds: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Name of a binary target -> `value` and `source` of its Threshold."""
+    calibration: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Name of a target with classes -> the Calibrator that validation fitted."""
+    search: dict[str, Any] | None = None
+    """Trials of a search for settings inside the training part, and what it chose."""
 
-    @property
-    def cut(self) -> Threshold | None:
-        """Where decisions are cut; None where the run did not record it."""
-        value = math.nan if self.threshold is None else self.threshold
-        return Threshold(value=value, source=self.threshold_source) if self.threshold_source else None
+    def cut(self, target: str) -> Threshold | None:
+        """Where decisions on a target are cut; None where the run did not record it."""
+        stored = self.thresholds.get(target)
+        return Threshold(value=float(stored["value"]), source=str(stored["source"])) if stored else None
 
 
 class RunDir:
@@ -89,7 +89,9 @@ class RunDir:
         self.environment_path = self.path / "environment.json"
         self.folds_path = self.path / "folds.csv"
         self.cohort_path = self.path / "cohort.csv"
+        self.leakage_path = self.path / "leakage.json"
         self.predictions_path = self.path / "predictions.csv"
+        self.domain_shift_path = self.path / "domain_shift.csv"
         self.metrics_path = self.path / "metrics.json"
         self.report_path = self.path / "report.html"
         self.salt_path = self.path / "pseudonym_salt.txt"
@@ -160,6 +162,10 @@ class RunDir:
         """One row an epoch."""
         return self.model_dir(method, key) / "log.csv"
 
+    def trials_path(self, method: str, key: FoldKey) -> Path:
+        """Settings that a search tried inside the training part, one row a trial."""
+        return self.model_dir(method, key) / "trials.csv"
+
     def tensorboard_dir(self, method: str, key: FoldKey) -> Path:
         """Curves of one training, when asked for."""
         return self.path / "tensorboard" / method / str(key)
@@ -171,6 +177,10 @@ class RunDir:
     def test_path(self, method: str, key: FoldKey) -> Path:
         """Predictions of the test part: this model's share of predictions.csv."""
         return self.model_dir(method, key) / "test.csv"
+
+    def faithfulness_path(self, method: str, key: FoldKey) -> Path:
+        """How far answers hang on the tiles that the model points at, of a few test bags; not every model has it."""
+        return self.model_dir(method, key) / "faithfulness.csv"
 
     def selection_path(self, method: str, key: FoldKey) -> Path:
         """Which epoch was kept. It is written last: a model with this file is finished."""

@@ -4,7 +4,7 @@ Notation: `s` sites, `k` folds, `c` classes. A site is a row of counts of its pa
 improve a greedy start and some random ones; no solver.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,11 +44,13 @@ def choose_validation_sites(
     sites: Mapping[str, str],
     *,
     fraction: float,
+    essential: Collection[str] | None = None,
     generator: np.random.Generator,
 ) -> set[str] | None:
     """Sites that validate, together about `fraction` of the patients; None when too few sites remain.
 
-    What is left keeps every class and at least half of the patients. A choice that holds every class is preferred.
+    What is left keeps every class (of `essential`, where it is given) and at least half of the patients. A choice that
+    holds every class is preferred.
     """
     names, table = _table(groups, sites)
     order = generator.permutation(len(names))
@@ -56,7 +58,8 @@ def choose_validation_sites(
     total = table.sum(axis=0)
     subsets = _subsets(len(names)) if len(names) <= _EXHAUSTIVE_SITES else _nested_subsets(table, fraction)
     counts = subsets @ table
-    trainable = ((total - counts) > 0)[:, total > 0].all(axis=1) & (counts.sum(axis=1) <= total.sum() / 2)
+    kept = np.array([essential is None or label in essential for label in groups]) & (total > 0)
+    trainable = ((total - counts) > 0)[:, kept].all(axis=1) & (counts.sum(axis=1) <= total.sum() / 2)
     usable = trainable & (counts.sum(axis=1) > 0)
     if not usable.any():
         return None

@@ -2,22 +2,27 @@
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from wsi_mil import __version__
 from wsi_mil.cohort import Cohort, CohortSpec, SlideRecord, read_cohort, sites_of_patients
-from wsi_mil.datasets import Balance, Item
+from wsi_mil.datasets import Item, values_of
 from wsi_mil.errors import CohortError, StoreError
 from wsi_mil.methods import MethodSpec
 from wsi_mil.splits import Fold, folds_to_frame
 from wsi_mil.store import BagHeader, BagStore, check_one_contract
-from wsi_mil.tasks import Task, TaskSpec, resolve_task
+from wsi_mil.targets import Cells, ClassTarget
+from wsi_mil.targets._base import Balance, labelled
+from wsi_mil.tasks import Task, TaskSpec, is_labelled, resolve_task
 
 _SHOWN = 8
 
@@ -38,12 +43,34 @@ class Study:
     """Slide or row -> "used", or why it does not take part."""
 
     @property
+    def values(self) -> NDArray[np.float64]:
+        """(items, n_values) all labels."""
+        return values_of(self.items)
+
+    @property
     def classes_of(self) -> dict[str, set[str]]:
-        """Patient -> the labels of its items."""
+        """Patient -> what folds are stratified by: the classes of its items, or the strata of its numbers."""
         classes: dict[str, set[str]] = {}
-        for item in self.items:
-            classes.setdefault(item.patient, set()).add(self.task.classes[item.label])
+        for item, strata in zip(self.items, self.task.strata(self.values), strict=True):
+            classes.setdefault(item.patient, set()).update(strata)
         return classes
+
+    @property
+    def essential(self) -> set[str]:
+        """Of these, what every training part must hold."""
+        return self.task.essential(self.values)
+
+    @property
+    def patients_of_slides(self) -> dict[str, str]:
+        """Slide id -> patient, of the slides that take part."""
+        return {slide_id: item.patient for item in self.items for slide_id in item.slide_ids}
+
+    @property
+    def left_out(self) -> set[str]:
+        """Slides and patients of the table that do not take part."""
+        slides = {name for name, status in self.status.items() if status != "used"}
+        there = {item.patient for item in self.items}
+        return slides | {record.patient for record in self.cohort.records if record.patient not in there}
 
     @property
     def in_dim(self) -> int:
@@ -63,13 +90,23 @@ class Study:
         """What the user should know about the cohort: counts of every reason, and the warnings of the table."""
         reasons = Counter("no bag" if text.startswith("no bag") else text for text in self.status.values())
         counted = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-        names = self.task.classes
-        labels = Counter(names[item.label] for item in self.items)
-        classes = ", ".join(f"{labels[name]} {name}" for name in names)
         return (
-            f"{len(self.status)} slides: {counted}. {len(self.items)} {self.task.level}s: {classes}.",
+            f"{len(self.status)} slides: {counted}. {len(self.items)} {self.task.level}s: {self._told_labels()}.",
             *self.cohort.warnings,
         )
+
+    def _told_labels(self) -> str:
+        told = []
+        for target, values in self.task.split(self.values):
+            if isinstance(target, ClassTarget):
+                labels = Counter(target.strata(values))
+                text = ", ".join(f"{labels[name]} {name}" for name in target.classes)
+            else:
+                there = values[labelled(values)]
+                events = f", {int(there[:, 1].sum())} events" if target.n_values == 2 else ""
+                text = f"{len(there)} from {there[:, 0].min():g} to {there[:, 0].max():g}{events}"
+            told.append(text if self.task.single else f"{target.name} {text}")
+        return "; ".join(told)
 
     def of_patients(self, patients: Iterable[str]) -> tuple[Item, ...]:
         """The items of some patients."""
@@ -89,8 +126,8 @@ def open_study(
     if not ids:
         raise StoreError(f"{bags} holds no bag. Give the folder that `wsi-mil encode` made (bags_...).")
     read = read_cohort(table, cohort, slides=slides, known_ids=None if slides else ids)
-    resolve_task(task, read.records)  # a wrong column is a better message than missing bags
-    headers, status = _match(read, store, task.target)
+    wished = resolve_task(task, read.records)  # a wrong column is a better message than missing bags
+    headers, status = _match(read, store, wished)
     _refuse_missing(status, table, allow_missing=allow_missing)
     used = [record for record in read.records if record.slide_id in headers]
     if not used:
@@ -103,18 +140,19 @@ def open_study(
         balance=task.balance,
         store=store,
         headers=headers,
-        items=_items(used, resolved),
+        items=items_of(used, resolved),
         status=status,
     )
 
 
-def _match(cohort: Cohort, store: BagStore, target: str) -> tuple[dict[str, BagHeader], dict[str, str]]:
-    headers, status, unlabelled = {}, {}, f"no label in column {target}"
+def _match(cohort: Cohort, store: BagStore, task: Task) -> tuple[dict[str, BagHeader], dict[str, str]]:
+    columns = [column for target in task.targets for column in target.columns]
+    headers, status, unlabelled = {}, {}, f"no label in column {', '.join(columns)}"
     for gone in cohort.excluded:
-        without_bag = unlabelled if gone.values.get(target) is None else f"no bag: {gone.reason}"
+        without_bag = f"no bag: {gone.reason}" if _has_cells(task, gone.values) else unlabelled
         status[gone.item] = without_bag if gone.outcome == "missing" else gone.reason
     for record in cohort.records:
-        if record.values.get(target) is None:
+        if not is_labelled(task, record.values):
             status[record.slide_id] = unlabelled
             continue
         try:
@@ -123,6 +161,11 @@ def _match(cohort: Cohort, store: BagStore, target: str) -> tuple[dict[str, BagH
         except StoreError as error:
             status[record.slide_id] = f"no bag: {error}"
     return headers, status
+
+
+def _has_cells(task: Task, cells: Cells) -> bool:
+    """Whether the cells of any target are filled, rightly or not."""
+    return any(all(cells.get(column) is not None for column in target.columns) for target in task.targets)
 
 
 def _refuse_missing(status: Mapping[str, str], table: Path, *, allow_missing: bool) -> None:
@@ -136,7 +179,8 @@ def _refuse_missing(status: Mapping[str, str], table: Path, *, allow_missing: bo
         )
 
 
-def _items(records: Sequence[SlideRecord], task: Task) -> tuple[Item, ...]:
+def items_of(records: Sequence[SlideRecord], task: Task) -> tuple[Item, ...]:
+    """The bags of these slides, sorted by id: one a slide, or one a patient."""
     groups: dict[tuple[str, str], list[SlideRecord]] = {}
     for record in records:
         name = record.patient if task.level == "patient" else record.slide_id
@@ -146,20 +190,27 @@ def _items(records: Sequence[SlideRecord], task: Task) -> tuple[Item, ...]:
             id=name,
             patient=patient,
             slide_ids=tuple(sorted(record.slide_id for record in group)),
-            label=task.encode(str(group[0].values[task.target])),
+            values=_values([task.encode(record.values) for record in group]),
         )
         for (name, patient), group in groups.items()
     ]
     return tuple(sorted(items, key=lambda item: item.id))
 
 
+def _values(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    """The labels of a patient, each from the first of its slides that has it."""
+    return tuple(next((v for v in column if not math.isnan(v)), math.nan) for column in zip(*rows, strict=True))
+
+
 def cohort_frame(study: Study, slides: Path | None) -> pd.DataFrame:
     """What stands in the run's cohort.csv: every row of the table, used or not."""
     rows = []
     records = {record.slide_id: record for record in study.cohort.records}
+    first = study.task.targets[0].name
+    others = sorted({name for record in records.values() for name in record.values} - {first})
     for name in dict.fromkeys([*records, *study.status]):
         record, header = records.get(name), study.headers.get(name)
-        label = record.values.get(study.task.target) if record else None
+        label = record.values.get(first) if record else None
         mpp = header.mpp if header else ("", "")
         row: dict[str, object] = {
             "slide": name,
@@ -169,6 +220,7 @@ def cohort_frame(study: Study, slides: Path | None) -> pd.DataFrame:
         row |= {"target": label, "path": _relative(record, slides)}
         row |= {"annotation": str(record.annotation.resolve()) if record and record.annotation else ""}
         row |= {"mpp_x": mpp[0], "mpp_y": mpp[1], "status": study.status[name], "tiles": header.n if header else ""}
+        row |= {f"value:{column}": record.values.get(column) if record else None for column in others}
         rows.append(row)
     return pd.DataFrame(rows, dtype=object).fillna("")
 
@@ -181,9 +233,10 @@ def _relative(record: SlideRecord | None, slides: Path | None) -> str:
 
 
 def study_config(study: Study, folds: Sequence[Fold], methods: Sequence[MethodSpec], **specs: Any) -> dict[str, Any]:
-    """The resolved configuration of a run. specs: kind, table, slides, bags, fold_spec, train, cohort."""
+    """The resolved configuration of a run. specs: kind, table, slides, bags, fold_spec, train, search,
+    cohort."""
     task, header = study.task, next(iter(study.headers.values()))
-    labels = [[i.id, i.patient, list(i.slide_ids), task.classes[i.label]] for i in study.items]
+    labels = [[i.id, i.patient, list(i.slide_ids), *_labels(task, i)] for i in study.items]
     bags = [[h.slide_id, h.slide_fingerprint, h.params_digest, h.weights_sha256, h.n] for h in study.headers.values()]
     folds_text = folds_to_frame(folds).to_csv(index=False)
     config = {
@@ -192,10 +245,11 @@ def study_config(study: Study, folds: Sequence[Fold], methods: Sequence[MethodSp
         "table": str(specs["table"]),
         "slides": str(specs["slides"]) if specs["slides"] else None,
         "bags": str(specs["bags"]),
-        "task": {**asdict(task), "kind": task.kind, "positive": task.positive, "balance": study.balance},
+        "task": {**task.as_config(), "balance": study.balance},
         "folds": {**asdict(specs["fold_spec"]), "sha256": _digest(folds_text)},
         "train": asdict(specs["train"]),
-        "methods": [_method_config(method) for method in methods],
+        "search": asdict(specs["search"]),
+        "methods": [method_config(method) for method in methods],
         "cohort": {
             **asdict(specs["cohort"]),
             "counts": {**study.cohort.counts, "used": len(study.headers), "items": len(study.items)},
@@ -208,7 +262,12 @@ def study_config(study: Study, folds: Sequence[Fold], methods: Sequence[MethodSp
     return dict(_plain(config))
 
 
-def _method_config(method: MethodSpec) -> dict[str, Any]:
+def _labels(task: Task, item: Item) -> list[Any]:
+    values = np.array([item.values])
+    return [cell for target, own in task.split(values) for cell in target.decode(own[0]).values()]
+
+
+def method_config(method: MethodSpec) -> dict[str, Any]:
     """Its settings; of a user's own method the digest of the file too, so that a changed one is another run."""
     files = [name for name in (method.name, *method.regularisers) if name.endswith(".py")]
     digests = {Path(name).name: hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files}

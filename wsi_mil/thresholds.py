@@ -10,10 +10,10 @@ from wsi_mil.runs import FoldKey, RunDir
 from wsi_mil.statistics.decisions import Threshold, choose_threshold, choose_threshold_of_patients
 
 
-def threshold_of(run: RunDir, method: str, key: FoldKey, classes: Sequence[str]) -> Threshold:
-    """The cut of one model: as it was stored, else (a run of an earlier version) from its stored validation rows."""
+def threshold_of(run: RunDir, method: str, key: FoldKey, classes: Sequence[str], *, target: str) -> Threshold:
+    """The cut of one model on one target: as it was stored, else from its validation rows."""
     if run.selection_path(method, key).is_file():
-        stored = run.selection(method, key).cut
+        stored = run.selection(method, key).cut(target)
         if stored is not None:
             return stored
     there = run.validation_path(method, key).is_file()

@@ -32,12 +32,15 @@ class TrainSpec:
     """Tiles drawn from a bag in each epoch; all when not given. Evaluation always uses all."""
     selection: Literal["validation", "none"] = "validation"
     """Who chooses the epoch. none: a fixed number of epochs, with the validation part merged into training."""
-    metric: Literal["loss", "auc"] = "loss"
-    """What validation chooses by."""
+    metric: Literal["loss", "auc", "r2", "c_index"] = "loss"
+    """What validation chooses by: the loss, or the figure of the target's kind (classes auc, numbers r2, survival
+    c_index)."""
     patience: int | None = 15
     """Epochs without improvement on validation before training stops; never when not given."""
     clip_norm: float | None = 1.0
     """Largest norm of the gradient; not limited when not given."""
+    calibration: Literal["temperature", "isotonic", "none"] = "temperature"
+    """How probabilities are calibrated on validation; the uncalibrated ones are kept beside."""
     seeds: tuple[int, ...] = (0,)
     """One model a seed is trained in each fold."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

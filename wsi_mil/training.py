@@ -13,29 +13,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pandas as pd
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.wrappers import _FabricOptimizer
-from torch.nn import functional as F
 
 from wsi_mil.bags import Bag, BagBatch, pack
 from wsi_mil.boards import Boards
 from wsi_mil.checkpoints import State, load_state, save_state
-from wsi_mil.datasets import BagDataset, Balance, check_batches, plan_epoch, read_ahead, sample_tiles
+from wsi_mil.datasets import BagDataset, check_batches, plan_epoch, read_ahead, sample_tiles
 from wsi_mil.errors import ConfigError, RunError
-from wsi_mil.evaluation import answer_each, class_logits, probabilities
+from wsi_mil.evaluation import answer_each, stacked_logits
 from wsi_mil.models._base import MILModel, Objective, Progress
 from wsi_mil.randomness import derive_seed, own_randomness
 from wsi_mil.runs import Selection, write_frame
-from wsi_mil.statistics.ranking import macro, one_vs_rest_auc
-from wsi_mil.tasks import Task
+from wsi_mil.targets._base import Balance, labelled
+from wsi_mil.tasks import Task, check_training
 from wsi_mil.train_spec import TrainSpec
 
 _LOG = logging.getLogger(__name__)
 _PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
-_MIN_PATIENTS = 10
 _MODEL, _WEIGHTS = 3, 4
 
 
@@ -63,10 +62,13 @@ def fit(
 ) -> Selection:
     """Train `model` in place and leave the chosen epoch's weights in it. Goes on where `files.resume` ends.
 
-    validation: never trained on; may be empty.  on_epoch: called after each epoch with its figures in words.
+    task: fitted on the training part.  validation: never trained on; may be empty.
+    on_epoch: called after each epoch with its figures in words.
     Raises ConfigError when the loss is no longer finite or the method cannot be trained this way.
     """
+    check_training(task, bags_per_step=spec.bags_per_step, balance=balance)
     check_batches(bags_per_step=spec.bags_per_step, n_classes=len(task.classes), objective=objective)
+    check_metric(task, spec)
     with own_randomness(spec.torch_device()):
         loop = _Loop(
             model,
@@ -95,11 +97,21 @@ def why_fixed(validation: BagDataset, task: Task, spec: TrainSpec) -> str | None
     """The reason why validation does not choose the epoch; None when it does."""
     if spec.selection == "none":
         return "selection is none"
-    patients = {name: {i.patient for i in validation.items if i.label == n} for n, name in enumerate(task.classes)}
-    few = [f"{len(found)} of {name}" for name, found in patients.items() if len(found) < _MIN_PATIENTS]
-    if few:
-        return f"the validation part holds fewer than {_MIN_PATIENTS} patients in a class ({', '.join(few)})"
+    patients = np.array([item.patient for item in validation.items])
+    for target, values in task.split(validation.values.reshape(-1, task.n_values)):
+        there = labelled(values)
+        few = target.too_few(patients[there].tolist(), values[there])
+        if few:
+            return f"the validation part holds {few}"
     return None
+
+
+def check_metric(task: Task, spec: TrainSpec) -> None:
+    """Raise ConfigError for a figure that the task does not have."""
+    figure = task.single.figure if task.single else None
+    if spec.metric not in ("loss", figure):
+        own = f"loss or {figure}" if figure else "loss"
+        raise ConfigError(f"train.metric is {spec.metric}; for {task.target} (kind {task.kind}) it can be {own}.")
 
 
 @dataclass
@@ -136,9 +148,9 @@ class _Loop:
         self.device = spec.torch_device()
         self.fabric = _fabric(spec)
         self.model, self.objective = model.to(self.device), objective.to(self.device)
-        groups = [dict(group) for group in objective.parameter_groups(model)]
-        fused = spec.precision != "fp16"  # a fused optimiser unscales by itself, and then norms cannot be clipped
-        optimizer = torch.optim.AdamW(groups, lr=spec.lr, weight_decay=spec.weight_decay, fused=fused)
+        optimizer = objective.optimizer(model, lr=spec.lr, weight_decay=spec.weight_decay) or _adamw(
+            model, objective, spec
+        )
         self.base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
         self.optimizer = cast(_FabricOptimizer, self.fabric.setup_optimizers(optimizer))
         self.why_fixed = why_fixed(validation, task, spec)
@@ -156,7 +168,7 @@ class _Loop:
     def run_epoch(self) -> None:
         """Train one epoch, or the rest of one, measure it, and keep its weights if validation says so."""
         batches = plan_epoch(
-            self.train.labels,
+            self.task.labels(self.train.values),
             bags_per_step=self.spec.bags_per_step,
             balance=self.balance,
             both_classes=self.objective.needs_both_classes,
@@ -195,7 +207,7 @@ class _Loop:
 
     def _loss(self, batch: BagBatch, indices: list[int], *, n_batches: int) -> torch.Tensor:
         """Sum of the objective's terms on one batch, with the randomness of this step."""
-        target = torch.from_numpy(self.train.labels[indices]).to(self.device)
+        target = self.task.tensor(self.train.values[indices]).to(self.device)
         torch.manual_seed(derive_seed(self.seed, self.at.epoch, self.at.step, _MODEL))
         progress = Progress(
             step=self.at.epoch * n_batches + self.at.step,
@@ -252,15 +264,18 @@ class _Loop:
         return value < self.at.best_value if self.spec.metric == "loss" else value > self.at.best_value
 
     def _validate(self) -> dict[str, float]:
-        """Loss and AUC over the whole validation part at once, never averaged over batches."""
+        """Loss and figure over the whole validation part at once, never averaged over batches."""
+        figure = f"val_{self.task.single.figure}" if self.task.single else None
         if not len(self.validation):
-            return {"val_loss": math.nan, "val_auc": math.nan}
-        answers = [found for _, found in answer_each(self.model, self.validation, device=self.device)]
-        labels, logits = self.validation.labels, class_logits(answers, self.task)
-        loss = F.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels)).item()
-        per_class = one_vs_rest_auc(labels, probabilities(answers, self.task))
-        auc = float(per_class[-1]) if self.task.kind == "binary" else macro(per_class)
-        return {"val_loss": loss, "val_auc": auc}
+            return {"val_loss": math.nan} | ({figure: math.nan} if figure else {})
+        logits = stacked_logits([found for _, found in answer_each(self.model, self.validation, device=self.device)])
+        values = self.validation.values
+        criterion = self.task.criterion(logits.shape[1])
+        row = {"val_loss": criterion(logits, self.task.tensor(values)).item()}
+        if figure and self.task.single:
+            there = labelled(values)
+            row[figure] = self.task.single.measure(values[there], logits[torch.from_numpy(there)])
+        return row
 
     def note(self) -> str:
         """The last epoch in words."""
@@ -323,6 +338,12 @@ class _Loop:
     def _write_log(self) -> None:
         if self.at.history:
             write_frame(self.files.log, pd.DataFrame(self.at.history).astype({"epoch": int}))
+
+
+def _adamw(model: MILModel, objective: Objective, spec: TrainSpec) -> torch.optim.Optimizer:
+    groups = [dict(group) for group in objective.parameter_groups(model)]
+    fused = spec.precision != "fp16"  # a fused optimiser unscales by itself, and then norms cannot be clipped
+    return torch.optim.AdamW(groups, lr=spec.lr, weight_decay=spec.weight_decay, fused=fused)
 
 
 def _fabric(spec: TrainSpec) -> Fabric:

@@ -164,9 +164,9 @@ def _slide_data(library: Library, opaque: str, scores: TileScores) -> dict[str, 
 
 
 def _heading(case: Case) -> None:
-    said = f"predicted **{_plain(case.predicted)}** ({_plain(case.how_sure)})"
+    said = f"predicted **{_plain(case.predicted)}**" + (f" ({_plain(case.how_sure)})" if case.how_sure else "")
     if case.label:
-        verdict = ":red[✗ wrong]" if case.is_error else ":green[✓ right]"
+        verdict = "" if not case.probabilities else ":red[✗ wrong]" if case.is_error else ":green[✓ right]"
         loss = f" · loss {case.loss:.2f}" if math.isfinite(case.loss) else ""
         said = f"label **{_plain(case.label)}** · {said} {verdict}{loss}"
     st.subheader(_plain(case.slide_id), anchor=False)

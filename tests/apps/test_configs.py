@@ -10,13 +10,13 @@ from apps.arguments import parse, parser_for
 from wsi_mil.lookup import model_names, regulariser_names
 from wsi_mil.methods import override, rehearse, resolve_methods
 from wsi_mil.stages.crossval import crossval
-from wsi_mil.tasks import Task
+from wsi_mil.tasks import class_task
 from wsi_mil.train_spec import TrainSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 OF_METHODS = {path.stem: path for path in sorted((ROOT / "configs" / "methods").glob("*.yaml"))}
-TASK = Task(target="label", level="slide", classes=("normal", "tumour"))
+TASK = class_task("label", ("normal", "tumour"))
 
 
 def parsed(path: Path) -> dict[str, Any]:

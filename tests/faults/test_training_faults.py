@@ -43,7 +43,7 @@ def numbered(tmp_path_factory, make_study):
         write_bag(
             store.path(slide), header, features=features, coords_l0=bag.coords_l0.numpy(), grid_xy=bag.grid_xy.numpy()
         )
-    items = [Item(id=slide, patient=slide, slide_ids=(slide,), label=0) for slide in store.ids()]
+    items = [Item(id=slide, patient=slide, slide_ids=(slide,), values=(0.0,)) for slide in store.ids()]
     return BagDataset(BagReader(store), items)
 
 

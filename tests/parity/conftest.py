@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wsi_mil.bags import Bag, BagBatch, pack
 from wsi_mil.models._base import Criterion, MILModel, Objective, Progress
-from wsi_mil.tasks import Task
+from wsi_mil.tasks import class_task
 
 ORACLES = Path(__file__).parents[1] / "data" / "oracles"
 
@@ -47,7 +47,7 @@ def batch_of() -> Callable[..., BagBatch]:
 def criterion() -> Callable[[int], Criterion]:
     def make(n_outputs: int) -> Criterion:
         classes = tuple("abcdefgh"[: max(n_outputs, 2)])
-        return Task(target="y", level="slide", classes=classes).criterion(n_outputs)
+        return class_task("y", classes).criterion(n_outputs)
 
     return make
 

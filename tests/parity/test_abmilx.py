@@ -3,7 +3,6 @@ import torch
 
 from wsi_mil.errors import ConfigError
 from wsi_mil.lookup import find_model
-from wsi_mil.models import abmilx
 
 FILES = {"abmilx": "relu", "abmilx_ln_ffn_bias": "gelu", "abmilx_mhla_only": "relu"}
 
@@ -54,19 +53,21 @@ def test_a_constant_on_all_scores_changes_no_attention(vectors, batch_of):
     torch.testing.assert_close(after.attention, before.attention, rtol=1e-4, atol=1e-6)
 
 
-def test_blocks_change_neither_answer_nor_gradient(monkeypatch, batch_of):
+def test_the_refined_scores_and_their_gradients_are_those_of_the_dense_formula():
     torch.manual_seed(0)
-    model = find_model("abmilx")(in_dim=8, n_outputs=2, hidden=16, heads=4)
-    batch = batch_of(torch.randn(23, 8), torch.randn(1, 8))
-    answers = []
-    for block in (2048, 5):
-        monkeypatch.setattr(abmilx, "_BLOCK", block)
-        model.zero_grad()
-        logits = model(batch).logits
-        logits.square().sum().backward()
-        answers.append([logits.detach(), *(p.grad.clone() for p in model.parameters())])
-    for whole, parts in zip(*answers, strict=True):
-        torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
+    model = find_model("abmilx")(in_dim=8, n_outputs=2, hidden=16, heads=4).double()
+    parts = torch.randn(23, 4, 4, dtype=torch.float64, requires_grad=True)
+    scores = torch.randn(23, 4, dtype=torch.float64, requires_grad=True)
+    plus = model.plus
+    query, key = plus.query_key(plus.norm(parts)).chunk(2, dim=-1)
+    shares = (torch.einsum("qhd,nhd->hqn", query, key) / 2).softmax(dim=-1)
+    dense = scores + torch.einsum("hqn,nh->qh", shares, plus.alpha * scores)
+    answers = [plus(parts, scores), dense]
+    torch.testing.assert_close(*answers, rtol=1e-12, atol=1e-12)
+    wanted = [parts, scores, *plus.parameters()]
+    gradients = [torch.autograd.grad(answer.square().sum(), wanted) for answer in answers]
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
 def test_long_bags_are_refused_and_the_linear_form_is_named(batch_of):

@@ -5,7 +5,7 @@ from torch.nn import functional as F
 from wsi_mil.contracts import check_model
 from wsi_mil.errors import ConfigError
 from wsi_mil.lookup import find_model, find_regulariser
-from wsi_mil.tasks import Task
+from wsi_mil.tasks import class_task
 
 
 @pytest.mark.parametrize("case", range(4))
@@ -59,7 +59,7 @@ def test_with_one_output_both_losses_are_one(batch_of, criterion, close, terms_o
 
 def test_class_weights_count_in_both_losses(batch_of, terms_of):
     model = find_model("dsmil")(in_dim=6, n_outputs=3).eval()
-    task, batch = Task(target="y", level="slide", classes=("a", "b", "c")), batch_of(torch.randn(7, 6))
+    task, batch = class_task("y", ("a", "b", "c")), batch_of(torch.randn(7, 6))
     for loss in ("ce", "bce"):
         plain = terms_of(model.objective(task.criterion(3), loss=loss), model, batch, torch.tensor([1]))
         heavy = terms_of(

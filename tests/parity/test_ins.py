@@ -12,7 +12,7 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.lookup import find_model
 from wsi_mil.models._base import Progress
 from wsi_mil.models.ins import info_nce, supervised_contrast
-from wsi_mil.tasks import Task
+from wsi_mil.tasks import class_task
 
 
 @pytest.fixture(autouse=True)
@@ -283,7 +283,7 @@ def test_five_percent_of_witnesses_are_found_better_than_by_labels_of_bags():
         bags.append(replace(bag, features=bag.features + 5.0 * is_witness[:, None] * direction))
         witness.append(is_witness)
     found, truth = {}, torch.cat(witness)
-    criterion = Task(target="y", level="slide", classes=("a", "b")).criterion(2)
+    criterion = class_task("y", ("a", "b")).criterion(2)
     for naive in (True, False):
         torch.manual_seed(0)
         model = find_model("ins")(in_dim=32, n_outputs=2, trunk="linear", hidden=16, projection_dim=8).train()

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,10 +9,10 @@ from wsi_mil.methods import build, parse_method
 from wsi_mil.models import _mammoth
 from wsi_mil.models._base import Progress
 from wsi_mil.models._mammoth import MammothLayer, low_rank
-from wsi_mil.tasks import Task
+from wsi_mil.tasks import class_task
 
 FILES = ["mammoth_slots", "mammoth_tiles", "mammoth_rms"]
-TASK = Task(target="y", level="slide", classes=("a", "b"))
+TASK = class_task("y", ("a", "b"))
 
 
 def layer(**settings):
@@ -184,3 +186,17 @@ def test_wrong_settings_are_refused(wrong, criterion):
     model = find_model("abmil")(in_dim=32, n_outputs=2)
     with pytest.raises(ConfigError):
         find_regulariser("mammoth")(model.objective(criterion(2)), **wrong).change(model)
+
+
+def test_an_optimiser_of_the_method_s_own_moves_the_layer_too():
+    task = class_task("label", ("a", "b"))
+    spec = replace(parse_method("midam+mammoth"), objective={"optimizer": "sgd"})
+    model, objective = build(spec, in_dim=32, task=task, seed=0)
+    optimizer = objective.optimizer(model, lr=0.5, weight_decay=0.0)
+    assert isinstance(optimizer, torch.optim.SGD)
+    moved = [p for group in optimizer.param_groups for p in group["params"]]
+    assert {id(p) for p in (*model.parameters(), *objective.parameters()) if p.requires_grad} == set(map(id, moved))
+    assert len(moved) == len(set(map(id, moved)))
+    assert optimizer.param_groups[-1]["lr"] == 0.5
+    plain, own = build(parse_method("abmil+mammoth"), in_dim=32, task=task, seed=0)
+    assert own.optimizer(plain, lr=0.5, weight_decay=0.0) is None

@@ -19,8 +19,10 @@ from wsi_mil.contracts import (
 )
 from wsi_mil.errors import ConfigError
 from wsi_mil.lookup import find_model, find_regulariser
+from wsi_mil.methods import build, parse_method
 from wsi_mil.models._base import Progress
 from wsi_mil.models.mhim import Masking, consistency, cosine, visible
+from wsi_mil.tasks import class_task
 
 CASES = {
     "h10": Masking(high=0.1),
@@ -289,6 +291,36 @@ def test_the_published_start_takes_a_trained_baseline(made):
         assert torch.equal(theirs, ours)
     with pytest.raises(ConfigError, match="does not fit"):
         objective.start_from(model, find_model("mhim")(in_dim=32, n_outputs=2, hidden=8))
+
+
+def test_a_run_that_starts_from_a_trained_teacher_has_no_plain_phase_that_would_undo_it(made):
+    model, objective = made(init_from="plain", warmup=0.2, momentum=1.0)
+    assert objective.init_from == "plain"
+    trained, _ = made()
+    torch.nn.init.constant_(trained.encoder.head.bias, 3.0)
+    objective.start_from(model, trained)
+    batch, target = pack([make_bag(9, seed=0), make_bag(4, seed=1)]), torch.tensor([0, 1])
+    assert "consistency" in objective.loss(model, batch, target, at(0))
+    objective.after_optimizer_step(model, batch, 0.1)
+    assert (objective.teacher.encoder.head.bias == 3).all()
+
+
+def test_the_start_reaches_through_plug_ins():
+    task = class_task("y", ("a", "b"))
+    for name in ("mhim+aem", "mhim+mammoth+aem"):
+        spec = replace(parse_method(name), params={"hidden": 32}, objective={"init_from": "plain"})
+        model, objective = build(spec, in_dim=32, task=task, seed=0)
+        trained, _ = build(spec, in_dim=32, task=task, seed=1)
+        assert objective.init_from == "plain"
+        objective.start_from(model, trained)
+        inner = getattr(trained, "behind", trained)
+        teacher = next(part.teacher for part in objective.modules() if hasattr(part, "teacher"))
+        assert all(map(torch.equal, teacher.parameters(), inner.parameters()))
+        if "mammoth" in name:
+            assert all(map(torch.equal, model.layer.parameters(), trained.layer.parameters()))
+    model, objective = build(parse_method("abmil"), in_dim=32, task=task, seed=0)
+    with pytest.raises(NotImplementedError, match="starts from no other"):
+        objective.start_from(model, model)
 
 
 def test_class_scores_have_no_ties_where_the_published_ones_do():

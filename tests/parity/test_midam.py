@@ -12,6 +12,7 @@ from wsi_mil.lookup import find_model
 from wsi_mil.models._base import Progress
 
 MODES = ["softmax", "attention"]
+PUBLISHED = {"optimizer": "sgd", "momentum": 0.1, "scalar_lr": None, "warmup": 0.0}
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +51,7 @@ def test_six_steps_of_the_published_loss_and_optimiser(mode, vectors, named_batc
     model = find_model("midam").from_official(v.under("w0."), tau=v["tau"].item()).train()
     assert (model.mode, model.in_dim, model.hidden) == (mode, 5, (4,))
     objective = model.objective(
-        criterion(1), margin=v["margin"].item(), gamma=v["gamma"].item(), decay_scalars=True, momentum=0.1
+        criterion(1), margin=v["margin"].item(), gamma=v["gamma"].item(), decay_scalars=True, **PUBLISHED
     )
     lr = v["lr"].item()
     optimizer = objective.optimizer(model, lr=lr, weight_decay=v["weight_decay"].item())
@@ -97,7 +98,7 @@ def test_with_all_tiles_and_no_memory_the_gradient_is_that_of_the_objective(mode
     batch = pack(bags)
     batch = type(batch)(**{**vars(batch), "features": batch.features.double()})
     target = torch.tensor([0, 1, 2, 1, 0]) % max(classes, 2)
-    objective = model.objective(criterion(classes), gamma=1.0, margin=0.4)
+    objective = model.objective(criterion(classes), gamma=1.0, margin=0.4, warmup=0.0)
     with torch.no_grad():
         objective.positive_mean.copy_(torch.linspace(0.1, 0.5, classes))
         objective.negative_mean.copy_(torch.linspace(0.4, 0.2, classes))
@@ -138,7 +139,7 @@ def test_first_visits_are_biased_as_published_or_not_at_all(batch_of, criterion)
     batch, target = batch_of(torch.randn(5, 8), torch.randn(6, 8)), torch.tensor([0, 1])
     seen = model(batch).auxiliary["log_mean"].detach()
     for start, bias in (("published", math.log(0.3)), ("first_visit", 0.0)):
-        objective = model.objective(criterion(1), gamma=0.3, start=start)
+        objective = model.objective(criterion(1), gamma=0.3, start=start, warmup=0.0)
         objective.loss(model, batch, target, at(0))
         torch.testing.assert_close(torch.stack(list(objective.memory.values())), seen + bias)
 
@@ -146,7 +147,7 @@ def test_first_visits_are_biased_as_published_or_not_at_all(batch_of, criterion)
 def test_alpha_stays_at_or_above_zero_and_follows_the_gap(criterion, batch_of):
     model = find_model("midam")(in_dim=8, n_outputs=1)
     batch, target = batch_of(torch.randn(5, 8), torch.randn(6, 8)), torch.tensor([0, 1])
-    objective = model.objective(criterion(1), margin=0.2)
+    objective = model.objective(criterion(1), margin=0.2, warmup=0.0, scalar_lr=None)
     objective.loss(model, batch, target, at(0))
     with torch.no_grad():
         objective.positive_mean.fill_(5)
@@ -160,7 +161,7 @@ def test_alpha_stays_at_or_above_zero_and_follows_the_gap(criterion, batch_of):
 
 def test_a_step_of_one_class_is_finite_and_leaves_the_other_class_alone(criterion, batch_of):
     model = find_model("midam")(in_dim=8, n_outputs=1).train()
-    objective = model.objective(criterion(1))
+    objective = model.objective(criterion(1), warmup=0.0)
     terms = objective.loss(model, batch_of(torch.randn(5, 8)), torch.tensor([1]), at(0))
     sum(terms.values()).backward()
     assert torch.isfinite(sum(terms.values()))
@@ -173,7 +174,7 @@ def test_large_scores_do_not_overflow_where_plain_sums_do(batch_of, criterion):
     torch.nn.init.constant_(model.head.bias, 8.0)
     batch, target = batch_of(torch.randn(5, 4), torch.randn(6, 4)), torch.tensor([0, 1])
     assert torch.isinf((model(batch).auxiliary["log_mean"] * 1.0).exp()).all()
-    sum(model.objective(criterion(1)).loss(model, batch, target, at(0)).values()).backward()
+    sum(model.objective(criterion(1), warmup=0.0).loss(model, batch, target, at(0)).values()).backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
@@ -188,12 +189,71 @@ def test_warming_up_is_the_plain_loss_and_keeps_no_state(criterion, batch_of):
     batch, target = batch_of(torch.randn(5, 8), torch.randn(6, 8)), torch.tensor([0, 1])
     terms = objective.loss(model, batch, target, at(2))
     plain = F.binary_cross_entropy_with_logits(model(batch).logits[:, 0], target.float())
-    assert terms.keys() == {"bag"}
+    assert terms.keys() == {"bag", "spread"}
     torch.testing.assert_close(terms["bag"], plain)
     objective.after_optimizer_step(model, batch, 0.1)
     assert objective.memory == {}
     assert objective.alpha.item() == 0
     assert objective.loss(model, batch, target, at(3)).keys() == {"pooling", "spread"}
+
+
+def test_class_means_are_found_while_warming_up(criterion):
+    model, bags = find_model("midam")(in_dim=32, n_outputs=1), [make_bag(9, seed=n) for n in range(4)]
+    batch, target = pack(bags), torch.tensor([0, 1, 1, 0])
+    objective = model.objective(criterion(1), warmup=1.0, scalar_lr=0.05)
+    optimizer = torch.optim.AdamW(objective.parameter_groups(model), lr=0.0, weight_decay=0.0)
+    for n in range(200):
+        optimizer.param_groups[1]["lr"] = 0.05 * (1 - n / 200)
+        one_step(objective, optimizer, model, batch, target, at(0), lr=0.0)
+    score = model(batch).logits.sigmoid()[:, 0]
+    assert objective.positive_mean.item() == pytest.approx(score[target == 1].mean().item(), abs=1e-3)
+    assert objective.negative_mean.item() == pytest.approx(score[target == 0].mean().item(), abs=1e-3)
+
+
+def trained(bags, labels, criterion, **objective):
+    """Scores of the bags after 120 steps at a learning rate of 1e-3."""
+    torch.manual_seed(0)
+    model = find_model("midam")(in_dim=256, n_outputs=1).train()
+    own = model.objective(criterion(1), **objective)
+    optimizer = torch.optim.AdamW(own.parameter_groups(model), lr=1e-3)
+    order = torch.Generator().manual_seed(0)
+    for n in range(120):
+        rows = torch.cat([torch.randperm(12, generator=order)[:4] + 12 * label for label in (0, 1)])
+        one_step(own, optimizer, model, pack([bags[i] for i in rows]), labels[rows], at(n, 120), lr=1e-3)
+    with torch.no_grad():
+        return model.eval()(pack(bags)).logits[:, 0]
+
+
+def test_it_learns_on_features_where_scalars_that_start_at_zero_and_crawl_pull_all_scores_there(criterion):
+    random = torch.Generator().manual_seed(0)
+    base, sign = torch.randn(256, generator=random), 0.5 * torch.randn(256, generator=random)
+    labels = torch.arange(24) // 12
+    bags = []
+    for i, label in enumerate(labels.tolist()):
+        features = base + 0.7 * torch.randn(60, 256, generator=random)
+        features[:6] += sign * label
+        bags.append(replace(make_bag(60, seed=i), features=features.clamp(0, 6)))
+    ours = trained(bags, labels, criterion)
+    assert ours[labels == 1].min() > ours[labels == 0].max()
+    sunk = trained(bags, labels, criterion, scalar_lr=None, warmup=0.0)
+    assert (sunk.sigmoid() < 0.05).all()
+    assert not sunk[labels == 1].min() > sunk[labels == 0].max()
+
+
+def test_scalars_have_a_rate_of_their_own_under_either_optimiser(criterion):
+    model = find_model("midam")(in_dim=8, n_outputs=1)
+    objective = model.objective(criterion(1), scalar_lr=0.25)
+    assert objective.optimizer(model, lr=1e-3, weight_decay=0.1) is None
+    published = model.objective(criterion(1), scalar_lr=0.25, optimizer="sgd").optimizer(model, lr=1e-3, weight_decay=0)
+    of_training = torch.optim.AdamW(objective.parameter_groups(model), lr=1e-3)
+    for optimizer in (published, of_training):
+        assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 0.25]
+    assert isinstance(published, torch.optim.SGD)
+    with torch.no_grad():
+        objective.positive_mean.fill_(0.5)
+    objective._ascends = True
+    objective.after_optimizer_step(model, pack([make_bag(3, seed=0)]), 1e-3)
+    assert objective.alpha.item() == pytest.approx(0.25 * 0.5)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -202,7 +262,7 @@ def test_a_restart_between_two_steps_changes_nothing(mode, criterion):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = find_model("midam")(in_dim=32, n_outputs=1, mode=mode).train()
-        objective = model.objective(criterion(1))
+        objective = model.objective(criterion(1), **PUBLISHED)
         return model, objective, objective.optimizer(model, lr=0.1, weight_decay=1e-3)
 
     def go(parts, steps):

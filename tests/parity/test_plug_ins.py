@@ -12,9 +12,9 @@ from wsi_mil.lookup import find_model, find_regulariser
 from wsi_mil.methods import MethodSpec, build, parse_method, rehearse
 from wsi_mil.models._base import Progress
 from wsi_mil.models._spatial import Smoothing, adjacency
-from wsi_mil.tasks import Task
+from wsi_mil.tasks import class_task
 
-TASK = Task(target="y", level="slide", classes=("a", "b"))
+TASK = class_task("y", ("a", "b"))
 
 
 @pytest.fixture

@@ -10,7 +10,9 @@ import pandas as pd
 import tifffile
 
 from tiling.slide import read_header
+from wsi_mil.confinement import Association, Confined
 from wsi_mil.heatmap import ScoreColumn, TileGeometry, TileScores
+from wsi_mil.leakage import LeakageAudit, LeakageFinding, Side, write_leakage
 from wsi_mil.runs import FoldKey, RunDir, Selection, write_frame
 
 SIDE_L0, TILE_L0 = 1536, 128
@@ -35,6 +37,12 @@ class Wish:
     scores: bool = True
     fold_shift: float = 0.0
     patient_name: str = "P{:03d}"
+    values: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Further columns of the table and their levels, given to the patients in turn, two by two."""
+    calibrated: bool = False
+    search: bool = False
+    leakage: bool = False
+    """The audit from before training: a pair of slides that look alike, and a site that is tested only."""
     seed: int = 7
 
 
@@ -59,6 +67,8 @@ def fabricate(folder: Path, wish: Wish) -> RunDir:
                 _slide(folder / "slides" / f"{_safe(slide)}.tif", lesion, generator)
     rows = [_predict(run, wish, folds, slides, truth, label, s, generator) for label, s in wish.signal]
     write_frame(run.predictions_path, pd.concat(rows, ignore_index=True))
+    if wish.leakage:
+        write_leakage(run.leakage_path, _leakage(wish, slides), {})
     return run
 
 
@@ -81,6 +91,7 @@ def _write_config(run: RunDir, folder: Path, wish: Wish) -> None:
                 "kind": kind,
                 "classes": list(wish.classes),
                 "positive": wish.classes[-1],
+                "targets": [{"name": "diagnosis", "kind": kind, "classes": list(wish.classes)}],
             },
             "folds": {"n_folds": wish.n_folds, "repeats": wish.repeats, "seed": 0, "validation": 0.2},
             "train": {"epochs": 20, "lr": 2.0e-4, "seeds": list(wish.seeds)},
@@ -122,6 +133,12 @@ def _cohort(folder: Path, wish: Wish, slides: dict[str, list[str]], truth: dict[
                     "tiles": str((SIDE_L0 // TILE_L0) ** 2),
                 }
             )
+    frame = pd.DataFrame(rows)
+    order = {patient: place for place, patient in enumerate(slides)}
+    for name, levels in wish.values:
+        cells = [levels[order[patient] // len(wish.classes) % len(levels)] for patient in frame["patient"]]
+        frame[f"value:{name}"] = cells
+    rows = frame.to_dict("records")
     for number, reason in enumerate(wish.excluded):
         lost = dict.fromkeys(rows[0], "") | {"slide": f"lost{number}", "patient": f"lostpatient{number}"}
         rows.append(lost | {"status": reason, "target": wish.classes[0] if "label" not in reason else ""})
@@ -156,6 +173,7 @@ def _predict(run, wish, folds, slides, truth, label, signal, generator) -> pd.Da
                 key,
                 Selection(epoch=7 + fold, chosen_by="validation loss", metric="loss", value=0.4, epochs_run=20),
             )
+            _note_choices(run, wish, label, key)
             rows.append(make(test))
             for patient in test if wish.scores else []:
                 for slide in slides[patient]:
@@ -165,6 +183,18 @@ def _predict(run, wish, folds, slides, truth, label, signal, generator) -> pd.Da
                         scores = dataclasses.replace(scores, slide_fingerprint=read_header(file).fingerprint)
                     run.write_scores(label, key, scores)
     return pd.concat(rows, ignore_index=True)
+
+
+def _note_choices(run: RunDir, wish: Wish, label: str, key: FoldKey) -> None:
+    """What calibration and search leave beside the chosen epoch."""
+    path = run.selection_path(label, key)
+    choice = json.loads(path.read_text())
+    if wish.calibrated:
+        reason = "temperature of 30 validation patients"
+        choice["calibration"] = {"diagnosis": {"kind": "temperature", "reason": reason, "temperature": 2.0}}
+    if wish.search:
+        choice["search"] = {"trials": 12, "metric": "loss", "chosen": {"train.lr": 0.001, "params.dim": 128}}
+    path.write_text(json.dumps(choice))
 
 
 def _rows(wish, patients, slides, truth, label, key, signal, shift, generator) -> pd.DataFrame:
@@ -189,9 +219,51 @@ def _rows(wish, patients, slides, truth, label, key, signal, shift, generator) -
                     "target": wish.classes[truth[patient]],
                     **{f"logit_{name}": float(value) for name, value in zip(wish.classes, logits, strict=True)},
                     **{f"prob_{name}": float(value) for name, value in zip(wish.classes, probabilities, strict=True)},
+                    **_calibrated(wish, probabilities),
                 }
             )
     return pd.DataFrame(rows)
+
+
+def _leakage(wish: Wish, slides: dict[str, list[str]]) -> LeakageAudit:
+    (one, first), (other, second) = list(slides.items())[:2]
+    alike = LeakageFinding(
+        kind="same picture",
+        severity="suspicious",
+        slides=(first[0], second[0]),
+        patients=(one, other),
+        sides=(Side(repeat=0, fold=1, parts=("train", "test")),),
+        value=7.0,
+        reason=f"{first[0]} (patient {one}) and {second[0]} (patient {other}) look alike",
+    )
+    return LeakageAudit(
+        findings=(alike,),
+        slides=sum(map(len, slides.values())),
+        patients=len(slides),
+        fingerprints=len(slides),
+        pictures=len(slides) - 1,
+        bags=len(slides),
+        left_out=0,
+        not_compared={first[0]: f"{first[0]} cannot be opened"},
+        confined=(Confined(repeat=0, fold=1, kind="site", name="site1", parts=("test",), patients=4),),
+        association=Association(
+            cramers_v=0.4,
+            corrected_v=0.35,
+            n=len(slides),
+            sites=("site0", "site1"),
+            labels=wish.classes,
+            one_label_sites=("site1",),
+            one_site_labels=(),
+        ),
+    )
+
+
+def _calibrated(wish: Wish, probabilities) -> dict[str, float]:
+    """Temperature 2: the square roots, normed."""
+    if not wish.calibrated:
+        return {}
+    roots = np.sqrt(probabilities) / np.sqrt(probabilities).sum()
+    return {f"calibrated_{name}": float(value) for name, value in zip(wish.classes, roots, strict=True)}
 
 
 def _lesion(target: int, n_classes: int) -> tuple[int, int, int, int]:

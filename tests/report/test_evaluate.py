@@ -39,8 +39,8 @@ def test_the_primary_auc_counts_patient_pairs_within_folds_on_the_mean_over_slid
         assert figures.primary.value == pytest.approx(expected)
         assert len(figures.patients.ids) == 40
         assert figures.confusion.sum() == 40  # one decision a patient, however often it was scored
-        assert (figures.slide_auc is not None) == (wishes.get("level") == "slide")
-        assert len(figures.by_seed) == len(wishes.get("seeds", (0,))) * wishes.get("repeats", 1)
+        assert (figures.slides is not None) == (wishes.get("level") == "slide")
+        assert len(figures.by_training) == len(wishes.get("seeds", (0,))) * wishes.get("repeats", 1)
         for interval in (figures.primary.interval, figures.primary_bootstrap, figures.pooled.interval):
             assert interval.low < interval.high
 
@@ -69,7 +69,7 @@ def _mix(run, n: int) -> list[str]:
 @pytest.mark.parametrize("n", [1, 30])
 def test_a_patient_with_slides_of_two_classes_counts_in_slide_figures_only(make_run, n):
     run = make_run(level="slide", slides_per_patient=2, scores=False)
-    before = evaluate(read_study(run.path).methods[0]).slide_auc.value
+    before = evaluate(read_study(run.path).methods[0]).slides.auc.value
     mixed = _mix(run, n)
     study = read_study(run.path)
     figures = evaluate(study.methods[0])
@@ -78,9 +78,9 @@ def test_a_patient_with_slides_of_two_classes_counts_in_slide_figures_only(make_
     assert len(figures.patients.ids) == 40 - n
     slides = run.predictions().query("method == 'mean_pool'")
     slides["patient"] = slides["slide"]  # each slide for itself
-    assert figures.slide_auc.value == pytest.approx(_brute_force_within_folds(slides))
-    assert figures.slide_auc.value < before, "the labels that were moved had not been predicted"
-    assert figures.slide_auc.interval.low < figures.slide_auc.value < figures.slide_auc.interval.high
+    assert figures.slides.auc.value == pytest.approx(_brute_force_within_folds(slides))
+    assert figures.slides.auc.value < before, "the labels that were moved had not been predicted"
+    assert figures.slides.auc.interval.low < figures.slides.auc.value < figures.slides.auc.interval.high
 
 
 @pytest.mark.parametrize("n", [39, 40])
@@ -88,9 +88,9 @@ def test_where_hardly_any_patient_has_one_class_the_slide_figure_stands_and_the_
     run = make_run(level="slide", slides_per_patient=2, signal=(("acmil", 1.0),))
     _mix(run, n)
     figures = evaluate(read_study(run.path).methods[0])
-    assert np.isfinite([figures.slide_auc.value, figures.slide_auc.interval.low]).all()
+    assert np.isfinite([figures.slides.auc.value, figures.slides.auc.interval.low]).all()
     assert np.isnan([figures.primary.value, figures.pooled.value, figures.folds[0].brier]).all()
-    assert np.isnan(figures.brier.value) == np.isnan(figures.balanced_accuracy.value) == (n == 40)
+    assert np.isnan(figures.raw.brier.value) == np.isnan(figures.decided.balanced_accuracy.value) == (n == 40)
     assert [fold.epoch for fold in figures.folds] == [7, 8, 9, 10, 11], "every model is still listed"
     report(run.path)
     assert f"{n} of them with slides of different classes" in run.report_path.read_text()
@@ -99,7 +99,7 @@ def test_where_hardly_any_patient_has_one_class_the_slide_figure_stands_and_the_
 
 def test_the_interval_of_balanced_accuracy_says_over_how_many_patients_it_is(make_run):
     methods = read_study(make_run(scores=False, patients=16, n_folds=2).path).methods
-    assert {evaluate(m).balanced_accuracy.interval.method for m in methods} == {
+    assert {evaluate(m).decided.balanced_accuracy.interval.method for m in methods} == {
         "Wilson score interval, 8 patients of the smallest class"
     }
 
@@ -137,7 +137,7 @@ def test_three_classes_are_macro_averaged_and_decided_by_the_largest_probability
     run = make_run(scores=False, classes=("a", "b", "c"), patients=45)
     figures = evaluate(read_study(run.path).methods[1])
     assert figures.confusion.shape == (3, 3)
-    assert len(figures.class_aucs) == 3
+    assert len(figures.classes) == 3
     np.testing.assert_array_equal(figures.patients.decisions, figures.patients.probabilities.argmax(axis=1))
     assert figures.primary.interval.low < figures.primary.value < figures.primary.interval.high
 
@@ -156,10 +156,10 @@ def test_the_stronger_planted_signal_wins_and_is_told_apart(make_run):
 def test_a_perfect_method_claims_no_zero_width(make_run):
     study = read_study(make_run(scores=False, signal=(("perfect", 30.0),)).path)
     figures = evaluate(study.methods[0])
-    assert figures.primary.value == figures.balanced_accuracy.value == 1.0
+    assert figures.primary.value == figures.decided.balanced_accuracy.value == 1.0
     assert figures.primary.interval.low < 0.9
     assert figures.primary_bootstrap.low < 0.9
-    assert figures.balanced_accuracy.interval.low < 0.9
+    assert figures.decided.balanced_accuracy.interval.low < 0.9
     assert np.isnan(figures.average_precision.interval.low)
 
 
@@ -182,7 +182,9 @@ def test_a_run_of_another_kind_an_unfinished_one_and_a_foreign_class_are_refused
 def test_averaging_seeds_is_no_gap_between_pooled_and_within_fold(make_run):
     study = read_study(make_run(scores=False, patients=80, seeds=(0, 1, 2), repeats=2, signal=(("acmil", 0.8),)).path)
     figures = evaluate(study.methods[0])
-    assert figures.pooled.value > max(figures.by_seed.values())  # an ensemble is better than each of its members
+    assert figures.pooled.value > max(
+        one.auc for one in figures.by_training.values()
+    )  # an ensemble is better than each of its members
     assert figures.pooled_gap < 0.03
     assert not figures.flagged
 
@@ -192,6 +194,6 @@ def test_a_handful_of_patients_gets_bounds_or_no_interval_and_no_test(make_run):
     for figures in methods:
         assert "Wilson" in figures.primary.interval.method
         assert "Wilson" in figures.primary_bootstrap.method
-        assert "Wilson" in figures.balanced_accuracy.interval.method
-        assert np.isnan([figures.brier.interval.low, figures.average_precision.interval.low]).all()
+        assert "Wilson" in figures.decided.balanced_accuracy.interval.method
+        assert np.isnan([figures.raw.brier.interval.low, figures.average_precision.interval.low]).all()
     assert all(np.isnan(one.p_corrected) for one in compare_all(methods))

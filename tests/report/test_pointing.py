@@ -8,9 +8,9 @@ import numpy as np
 from wsi_mil.heatmap import ScoreColumn
 from wsi_mil.report.evaluate import evaluate
 from wsi_mil.report.pictures import worst_cases
-from wsi_mil.report.pointing import held_out_keys, point
+from wsi_mil.report.pointing import NO_CUT, NO_CUT_OF_CLASSES, held_out_keys, point
 from wsi_mil.report.study import read_study
-from wsi_mil.runs import FoldKey
+from wsi_mil.runs import FoldKey, write_frame
 
 
 def test_the_planted_lesion_is_found_and_chance_stands_beside_it(make_run):
@@ -73,6 +73,51 @@ def test_attention_is_compared_between_slides_as_lift(make_run):
     run.write_scores("acmil", FoldKey(0, 0, 0), dataclasses.replace(scores, values=scores.values * np.float32(1e-3)))
     after = point(read_study(run.path))[0][0].together.pooled_auc
     assert abs(after - before) < 1e-3
+
+
+def test_dice_cuts_the_tile_probability_where_the_model_cuts_its_patients(make_run):
+    run = make_run(patients=20, signal=(("acmil", 2.0),))
+    attention, probability = point(read_study(run.path))[0]
+    assert (attention.overlap.figures, attention.overlap.cut) == (None, NO_CUT)
+    assert probability.overlap.cut.startswith("0.5, since validation holds")
+    one = next(slide for slide in probability.slides if slide.slide == "P001_S0")
+    scores = run.scores("acmil", FoldKey(0, 0, 0), "P001_S0")
+    inside = ((scores.coords_l0 >= (384, 512)) & (scores.coords_l0 < (896, 896))).all(axis=1)
+    called = scores.column("probability:tumour") >= 0.5
+    assert one.cut == 0.5
+    assert one.dice == 2 * (inside & called).sum() / (inside.sum() + called.sum()) > 0.3
+    figures = probability.overlap.figures
+    assert figures.mean == np.mean([slide.dice for slide in probability.slides])
+    assert probability.overlap.interval.low < figures.mean < probability.overlap.interval.high
+
+
+def test_the_cut_of_dice_comes_from_validation_and_test_rows_have_no_say(make_run):
+    run = make_run(patients=40, validation=24, signal=(("acmil", 2.0),))
+    before = point(read_study(run.path))[0][1]
+    assert before.overlap.cut == "Youden point of the validation part"
+    predictions = run.predictions()
+    predictions["prob_tumour"] = predictions["prob_tumour"] / 2
+    predictions["prob_normal"] = 1 - predictions["prob_tumour"]
+    write_frame(run.predictions_path, predictions)
+    after = point(read_study(run.path))[0][1]
+    assert [slide.cut for slide in after.slides] == [slide.cut for slide in before.slides]
+    validation = run.validation("acmil", FoldKey(0, 0, 0))
+    validation["prob_tumour"] = validation["prob_tumour"] / 2
+    validation["prob_normal"] = 1 - validation["prob_tumour"]
+    write_frame(run.validation_path("acmil", FoldKey(0, 0, 0)), validation)
+    moved = {slide.slide: slide.cut for slide in point(read_study(run.path))[0][1].slides}
+    changed = {slide.slide for slide in before.slides if moved[slide.slide] != slide.cut}
+    folds = run.folds()
+    tested = set(folds["patient"][(folds["fold"] == 0) & (folds["part"] == "test")])
+    assert changed
+    assert {slide.removesuffix("_S0") for slide in changed} <= tested
+
+
+def test_there_is_no_dice_of_three_classes(make_run):
+    run = make_run(patients=12, classes=("normal", "a", "b"), n_folds=2, signal=(("acmil", 2.0),))
+    found, failures = point(read_study(run.path))
+    assert failures == []
+    assert {one.kind: one.overlap.cut for one in found} == {"attention": NO_CUT, "probability": NO_CUT_OF_CLASSES}
 
 
 def test_a_heat_map_of_classes_shows_the_predicted_one_and_says_so(make_run):

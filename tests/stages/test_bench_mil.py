@@ -1,6 +1,7 @@
 """Stage bench mil: stored folds, nothing learned from a test bag, and a table that says what it says."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -8,9 +9,12 @@ import pytest
 import torch
 
 from apps import cli
+from wsi_mil import classic_training
 from wsi_mil.classic_bags import read_classic
+from wsi_mil.classic_training import ClassicJob, held_out, train_and_test
 from wsi_mil.errors import ConfigError, StoreError
 from wsi_mil.methods import MethodSpec, resolve_methods
+from wsi_mil.stages import bench_mil as stage
 from wsi_mil.stages.bench_mil import PUBLISHED, bench_mil, summarise
 from wsi_mil.train_spec import TrainSpec
 
@@ -135,6 +139,81 @@ def test_a_fold_that_fails_is_listed_and_the_others_count(data, tmp_path):
         ("tiny fails r0_f0_s0", "RuntimeError: no answer for bag 2")
     ]
     assert list(pd.read_csv(tmp_path / "out" / "bench_mil.csv")["folds"]) == [2, 3]
+
+
+def test_a_stopped_run_goes_on_where_it_was_and_other_settings_are_other_models(data, tmp_path, monkeypatch):
+    path, out = data(), tmp_path / "out"
+    how = {"out": out, "methods": ["mean_pool"], "train": TRAIN, "repeats": 1}
+    whole = bench_mil(path, **how | {"out": tmp_path / "whole"})
+    (tmp_path / "out").mkdir()
+    rows = (tmp_path / "whole" / "bench_mil_rows.csv").read_text().splitlines(keepends=True)
+    (out / "bench_mil_rows.csv").write_text("".join(rows[:3]))
+
+    trained = []
+    monkeypatch.setattr(stage, "train_and_test", lambda job: trained.append(job.fold) or train_and_test(job))
+    assert bench_mil(path, **how).done == ("tiny mean_pool",)
+    assert trained == [2]
+    for name in ("bench_mil_rows.csv", "bench_mil_folds.csv", "bench_mil.csv", "bench_mil.md"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    again = bench_mil(path, **how)
+    assert (again.done, again.reused, again.notes) == ((), ("tiny mean_pool",), whole.notes)
+    assert trained == [2]
+    for change in ({"train": replace(TRAIN, epochs=3)}, {"choose": "epochs"}):
+        assert bench_mil(path, **how | change).done == ("tiny mean_pool",)
+    assert trained == [2, *range(3), *range(3)]
+    bench_mil(data(features=arrays(seed=1)["features"], bag_id=arrays(seed=1)["bag_id"]), **how)
+    assert len(trained) == 1 + 3 * 3, "other bags under the same name"
+    (out / "bench_mil_rows.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ConfigError, match="no table of this command"):
+        bench_mil(path, **how)
+
+
+def test_a_method_whose_file_changed_is_trained_again(data, tmp_path):
+    own = tmp_path / "fails.py"
+    for text in (FAILING, FAILING.replace("000002", "nobody")):
+        own.write_text(text)
+        summary = bench_mil(data(), out=tmp_path / "out", methods=[str(own)], train=TRAIN, repeats=1)
+    assert summary.exit_code == 0
+    assert list(pd.read_csv(tmp_path / "out" / "bench_mil.csv")["folds"]) == [3]
+    assert len(pd.read_csv(tmp_path / "out" / "bench_mil_rows.csv")) == 2 + 3
+
+
+def test_epochs_are_chosen_by_bags_of_the_training_part_alone(data, monkeypatch):
+    bags = read_classic(data())
+    seen = []
+
+    def watched(model, objective, *, train, validation, spec, files, **_):
+        seen.append((spec.epochs, {i.id for i in train.items}, {i.id for i in validation.items}))
+        losses = [0.9, 0.4, 0.2, 0.3] + [0.5] * (spec.epochs - 4)
+        frame = pd.DataFrame({"epoch": range(1, spec.epochs + 1), "val_loss": losses[: spec.epochs]})
+        files.log.write_text(frame.to_csv(index=False))
+
+    monkeypatch.setattr(classic_training, "fit", watched)
+    (method,) = resolve_methods(["mean_pool"])
+    job = ClassicJob(bags=bags, method=method, train=TRAIN, choose="epochs", repeat=0, fold=1, seed=0)
+    row = train_and_test(job)
+    train, test = bags.datasets(0, 1)
+    assert row.epochs == 3
+    (first, inner, watched_by, *_), (second, everything, nothing) = seen
+    assert (first, second) == (12, 3)
+    assert inner | watched_by == everything == {item.id for item in train.items}
+    assert not inner & watched_by
+    assert nothing == set()
+    assert not everything & {item.id for item in test.items}
+    labels = {item.id: int(item.values[0]) for item in train.items}
+    assert sorted(labels[name] for name in watched_by) == [0, 1]
+    seen.clear()
+    assert train_and_test(replace(job, choose="none")).epochs == 12
+    assert [entry[0] for entry in seen] == [12]
+
+
+@pytest.mark.parametrize(("counts", "held"), [((8, 40), [2, 10]), ((1, 2), [0, 0]), ((2, 3), [0, 1])])
+def test_a_quarter_of_each_class_is_held_out_and_one_bag_always_stays(counts, held):
+    labels = np.repeat([0, 1], counts)
+    found = [held_out(labels, seed=seed) for seed in (0, 0, 1)]
+    assert all(np.bincount(labels[mask], minlength=2).tolist() == held for mask in found)
+    assert (found[0] == found[1]).all()
+    assert sum(counts) < 20 or (found[0] != found[2]).any()
 
 
 def test_choosing_by_test_bags_and_made_up_positions_are_refused(data, tmp_path):

@@ -114,7 +114,7 @@ def test_the_run_says_what_it_is(finished):
     assert (config["kind"], config["train"]["seeds"], run.methods()) == ("crossval", [0, 1], ["mean_pool", "abmil"])
     assert config["task"] | {"balance": 0} == {
         "target": "label", "level": "slide", "kind": "binary", "classes": ["normal", "tumour"], "positive": "tumour",
-        "balance": 0,
+        "balance": 0, "targets": [{"kind": "binary", "name": "label", "classes": ["normal", "tumour"]}],
     }  # fmt: skip
     assert config["encoder"]["name"] == "synthetic"
     cohort = run.cohort()
@@ -220,9 +220,11 @@ def test_the_threshold_is_stored_with_the_model_and_decides_in_report_and_viewer
     crossval(study[0], **wishes(study, tmp_path / "run", methods=["mean_pool"], folds=folds, train=train, task=task))
     run = RunDir(tmp_path / "run")
     chosen = {key: run.selection("mean_pool", key) for key in run.keys("mean_pool")}
-    assert {one.threshold_source for one in chosen.values()} == {"Youden point of the validation part"}
+    assert {one.thresholds["label"]["source"] for one in chosen.values()} == {"Youden point of the validation part"}
     figures = evaluate(read_study(run.path).methods[0])
-    assert [fold.threshold.value for fold in figures.folds] == [one.threshold for one in chosen.values()]
+    assert [fold.threshold.value for fold in figures.folds] == [
+        one.thresholds["label"]["value"] for one in chosen.values()
+    ]
     decided = dict(zip(figures.patients.ids, figures.patients.decisions.tolist(), strict=True))
     cases = read_cases(run, "mean_pool")
     assert {case.patient: task.classes.index(case.predicted) for case in cases} == decided

@@ -13,7 +13,7 @@ from wsi_mil.splits import FoldSpec
 from wsi_mil.stages.crossval import crossval
 from wsi_mil.stages.predict import predict
 from wsi_mil.store import BagStore
-from wsi_mil.tasks import Task, TaskSpec
+from wsi_mil.tasks import TaskSpec, class_task
 from wsi_mil.train_spec import TrainSpec
 
 CPU = torch.device("cpu")
@@ -64,7 +64,7 @@ def test_the_folder_reads_as_a_run(run, outside, tmp_path):
 
 def test_bags_of_another_encoder_are_refused_and_nothing_is_written(run, make_study, tmp_path):
     _, bags = make_study(tmp_path, patients=1, encoder="other")
-    with pytest.raises(StoreError, match=r"s00_0 \(encoder other, the run's synthetic\)"):
+    with pytest.raises(StoreError, match=r"s00_0 \(encoder other, the model's synthetic\)"):
         predict(run.path, bags=bags, out=tmp_path / "out", device="cpu")
     assert not (tmp_path / "out").exists()
 
@@ -93,7 +93,7 @@ def test_a_damaged_bag_is_listed_and_the_others_are_scored(run, make_study, tmp_
 
 
 def test_equal_models_give_equal_bytes_whatever_strings_they_share(tmp_path):
-    task = Task(target="label", level="slide", classes=("label", "abmil"))
+    task = class_task("label", ("label", "abmil"))
     model, _ = build(parse_method("abmil"), in_dim=4, task=task, seed=0)
     apart = pickle.loads(pickle.dumps((MethodSpec(name="abmil"), task)))
     for name, (method, its_task) in {"a": (MethodSpec(name="abmil"), task), "b": apart}.items():

@@ -6,6 +6,7 @@ import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pandas as pd
@@ -82,7 +83,7 @@ def test_the_page_says_first_what_was_asked_and_what_came_out(finished):
         "Epoch chosen by: validation loss",
         "0.5, since validation holds 4 patients of its smaller class, 10 are needed",
         "Clean. No patient stands in two parts",
-        "43 slides in the table → 3 left out → 40 slides of 40 patients",
+        "43 slides in the table → 3 left out → 40 slides took part of 40 patients",
     ):
         assert words in page.text
 
@@ -93,10 +94,10 @@ def test_the_page_needs_nothing_from_outside(finished):
         assert tag not in ("script", "link", "iframe", "object")
         assert not [name for name in attributes if name.startswith("on")]
         for name in ("src", "href"):
-            assert (attributes.get(name) or "#").startswith(("data:", "#"))
+            assert (attributes.get(name) or "#").startswith(("data:", "#", "http://localhost:8501/?"))
     images = [attributes for tag, attributes in page.elements if tag == "img"]
     assert all(attributes.get("alt") for attributes in images)
-    assert sum("jpeg" in attributes["src"][:20] for attributes in images) == 3 * 4 * 2  # thumbnail and heat map
+    assert sum("jpeg" in attributes["src"][:20] for attributes in images) == 3 * 4 * (2 + 8)  # with eight tiles
 
 
 def test_metrics_json_holds_every_figure_and_no_nan(finished):
@@ -157,6 +158,70 @@ def test_pseudonyms_stand_everywhere_and_are_stable(tmp_path):
     assert re.search(rb"P-[0-9a-f]{6}", first["report.html"])
     report(run.path, pseudonymise=True)
     assert _files(run) == first
+
+
+EVERYTHING = {
+    "patients": 24,
+    "n_folds": 2,
+    "signal": ONE,
+    "patient_name": "TCGA-XY-{:04d}",
+    "slides": True,
+    "calibrated": True,
+    "search": True,
+    "leakage": True,
+    "values": (("sex", ("f", "m")), ("twin", ("TCGA-XY-0001", "TCGA-XY-0002")), ("scan", ("/data/TCGA", "b"))),
+}
+"""A run with every part that a report can have, and columns of the table that name patients and paths."""
+
+
+def test_the_page_answers_calibration_choices_subgroups_and_the_audit_before_training(tmp_path):
+    run = _fabricate(tmp_path, **EVERYTHING)
+    report(run.path)
+    page = _Page(run.report_path.read_text())
+    for words in (
+        "Calibration: temperature of 30 validation patients in 2 of 2 models. Test patients never fitted it.",
+        "after calibration",
+        "Would acting on it help?",
+        "train.lr 0.001, params.dim 128",
+        "pictures that look alike, 7 bits apart",
+        "repeat 0 fold 1 (train and test)",
+        "Site and label go clearly together",
+        "instead of 95",
+        "fewer than 10 in a class",
+        "19 of 52 items are for the authors to write",
+    ):
+        assert words in page.text, words
+    metrics = json.loads(run.metrics_path.read_text())
+    assert metrics["audit_before_training"]["suspicious"] == 1
+    assert metrics["choices"]["acmil"]["search"][0]["trials"] == 12
+    assert set(metrics["subgroups"]) == {"site", "sex", "twin", "scan"}
+    assert metrics["decision_curves"]["acmil"]["probabilities"] == "calibrated"
+    assert {"value", "low", "high", "method"} <= set(metrics["methods"]["acmil"]["kappa"])
+    for name in ("subgroups", "leakage", "classes", "trainings", "decision_curves"):
+        assert len(pd.read_csv(run.path / "tables" / f"{name}.csv")), name
+
+
+def test_links_inside_the_page_meet_their_sections_and_the_viewer_is_given_method_and_slide(tmp_path):
+    run = _fabricate(tmp_path, **(EVERYTHING | {"patient_name": "P {:02d}&x"}))
+    report(run.path)
+    page = _Page(run.report_path.read_text())
+    anchors = {attributes.get("id") for _, attributes in page.elements}
+    links = [attributes["href"] for tag, attributes in page.elements if tag == "a"]
+    assert {link[1:] for link in links if link.startswith("#")} <= anchors
+    asked = [parse_qs(urlsplit(link).query) for link in links if not link.startswith("#")]
+    cohort = set(pd.read_csv(run.cohort_path, dtype=str)["slide"])
+    assert len(asked) == 4
+    assert all(set(one) == {"method", "slide"} and set(one["slide"]) <= cohort for one in asked)
+
+
+def test_pseudonyms_cover_every_part_of_the_page(tmp_path):
+    run = _fabricate(tmp_path, **EVERYTHING)
+    report(run.path, pseudonymise=True)
+    for name, content in _files(run).items():
+        for hidden in (b"TCGA-XY", b"/data/", b"localhost:8501", str(tmp_path).encode()):
+            assert hidden not in content, (name, hidden)
+    assert b"P-" in (run.path / "tables" / "leakage.csv").read_bytes()
+    assert b"P-" in (run.path / "tables" / "subgroups.csv").read_bytes()
 
 
 @pytest.mark.parametrize("patient_name", ["{:d}", "Q{:02d}"])
@@ -282,8 +347,8 @@ def test_three_classes_slides_seeds_and_repeats_make_a_page(tmp_path):
     )
     assert report(run.path).exit_code == 3  # no slide files
     text = _Page(run.report_path.read_text()).text
-    assert "Over 4 trainings (repeats and seeds)" in text
-    assert "AUC of each class against the rest" in text
+    assert "Trainings(repeats × seeds)" in text
+    assert "Each class against the rest" in text
     assert "a patient's probability is the mean over the slides" in text
 
 

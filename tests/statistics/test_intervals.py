@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from wsi_mil.statistics import intervals
 from wsi_mil.statistics.concordance import concordance
@@ -133,3 +134,44 @@ def test_the_bootstrap_and_delong_agree_on_a_large_sample():
     weights = intervals.patient_weights(groups, classes=positive.astype(int), draws=2000)
     samples = intervals.bootstrap_auc(positive, scores, groups=groups, weights=weights)
     assert samples.std() == pytest.approx(np.sqrt(_part(positive, scores, groups).variance), rel=0.1)
+
+
+def test_bca_is_the_percentile_interval_where_nothing_is_biased_or_skewed_and_moves_with_both():
+    samples = np.linspace(0.0, 1.0, 1001)
+    plain = intervals.percentile_interval(samples)
+    level = np.array([1.0, -1.0, 2.0, -2.0])
+    same = intervals.bca_interval(samples, value=0.5, influence=level)
+    assert (same.low, same.high) == pytest.approx((plain.low, plain.high))
+    biased = intervals.bca_interval(samples, value=0.6, influence=level)  # samples lie too low, so it moves up
+    assert biased.low > plain.low
+    assert biased.high > plain.high
+    skewed = intervals.bca_interval(samples, value=0.5, influence=np.array([3.0, -1.0, -1.0, -1.0]))
+    assert skewed.low > plain.low
+
+
+def test_bca_worked_by_hand():
+    samples, influence = np.linspace(0.0, 1.0, 1001), np.array([3.0, -1.0, -1.0, -1.0])
+    got = intervals.bca_interval(samples, value=0.6, influence=influence)
+    skew = 24 / 6 / 12**1.5
+    bias = stats.norm.ppf((600 + 0.5) / 1001)
+    for end, tail in ((got.low, 0.025), (got.high, 0.975)):
+        shifted = bias + stats.norm.ppf(tail)
+        assert end == pytest.approx(stats.norm.cdf(bias + shifted / (1 - skew * shifted)), abs=1e-6)
+
+
+def test_bca_agrees_with_scipy_on_a_skewed_mean():
+    values = np.random.default_rng(5).exponential(size=30)
+    other = stats.bootstrap((values,), np.mean, method="BCa", n_resamples=20_000, random_state=0, vectorized=True)
+    samples = np.random.default_rng(1).choice(values, (20_000, 30)).mean(axis=1)
+    got = intervals.bca_interval(samples, value=values.mean(), influence=(values - values.mean()) / 30)
+    expected = other.confidence_interval
+    assert (got.low, got.high) == pytest.approx((expected.low, expected.high), rel=0.02)
+
+
+def test_without_samples_on_both_sides_bca_is_the_plain_interval():
+    for samples in (np.ones(50), np.array([np.nan])):
+        plain, moved = (
+            intervals.percentile_interval(samples),
+            intervals.bca_interval(samples, value=2.0, influence=np.array([1.0, -1.0])),
+        )
+        np.testing.assert_equal((moved.low, moved.high), (plain.low, plain.high))

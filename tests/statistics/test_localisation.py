@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from wsi_mil.statistics.localisation import localise, localise_all
+from wsi_mil.statistics.localisation import dice, dice_all, localise, localise_all, mean_interval
 
 LESION = [np.array([1, 0, 0, 0], bool), np.array([1, 1, 0, 0], bool)]
 SCORES = [np.array([0.9, 0.1, 0.2, 0.3]), np.array([0.8, 0.3, 0.5, 0.1])]
@@ -50,3 +50,31 @@ def test_noise_scores_at_chance():
     figures = localise(lesion, generator.random(20_000))
     assert figures.auc == pytest.approx(0.5, abs=0.02)
     assert figures.average_precision == pytest.approx(lesion.mean(), abs=0.02)
+
+
+def test_dice_by_hand():
+    assert dice(np.array([1, 1, 0, 0], bool), np.array([1, 0, 1, 1], bool)) == pytest.approx(2 / 5)
+    assert dice(np.array([1, 0], bool), np.array([0, 0], bool)) == 0
+    assert dice(np.array([1, 0], bool), np.array([1, 0], bool)) == 1
+    assert np.isnan(dice(np.zeros(3, bool), np.ones(3, bool)))
+
+
+def test_alarms_on_a_slide_without_lesion_weigh_on_the_pooled_dice_alone():
+    lesions = [np.array([1, 1, 0], bool), np.array([1, 0, 0], bool), np.zeros(3, bool)]
+    called = [np.array([1, 1, 0], bool), np.array([0, 1, 0], bool), np.array([1, 1, 0], bool)]
+    figures = dice_all(lesions, called)
+    assert (figures.n_slides, figures.mean) == (2, 0.5)
+    assert figures.pooled == pytest.approx(2 * 2 / (3 + 5))
+
+
+def test_the_interval_of_a_mean_draws_patients_and_leaves_out_what_is_not_defined():
+    generator = np.random.default_rng(1)
+    values = generator.random(40)
+    patients = [f"p{place // 2}" for place in range(40)]
+    found = mean_interval(values, patients)
+    assert found.low < values.mean() < found.high
+    thrice = mean_interval(np.repeat(values, 3), list(np.repeat(patients, 3)))
+    assert (thrice.low, thrice.high) == pytest.approx((found.low, found.high))
+    padded = mean_interval(np.append(values, np.nan), [*patients, "nobody"])
+    assert (padded.low, padded.high) == (found.low, found.high)
+    assert np.isnan(mean_interval(values[:18], patients[:18]).low)

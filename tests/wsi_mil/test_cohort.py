@@ -228,8 +228,11 @@ def test_folds_come_from_the_spec_or_from_the_file_of_a_former_run(tmp_path):
     assert folds == make_folds(labels, n_folds=4, seed=5, repeats=2)
     sites = {patient: str(i // 4) for i, patient in enumerate(labels)}
     assert folds_for(FoldSpec(by_site=True), classes_of, sites=sites) == make_folds(labels, sites=sites)
-    with pytest.raises(ValueError, match="by site need the sites"):
-        folds_for(FoldSpec(by_site=True), classes_of)
+    left_out = folds_for(FoldSpec(leave_one_site_out=True), classes_of, sites=sites)
+    assert [{sites[p] for p in fold.test} for fold in left_out] == [{str(i)} for i in range(5)]
+    for by_site in (FoldSpec(by_site=True), FoldSpec(leave_one_site_out=True)):
+        with pytest.raises(ValueError, match="by site need the sites"):
+            folds_for(by_site, classes_of)
     folds_to_frame(folds).to_csv(tmp_path / "folds.csv", index=False)
     assert folds_for(FoldSpec(file=tmp_path / "folds.csv"), classes_of) == folds
     with pytest.raises(CohortError, match="of the cohort in no part: 99"):

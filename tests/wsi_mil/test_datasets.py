@@ -35,7 +35,7 @@ def bag_of(values, name="a"):
 def dataset(make_study, tmp_path_factory):
     _, bags = make_study(tmp_path_factory.mktemp("study"), patients=40)
     store = BagStore(bags)
-    return BagDataset(BagReader(store), [Item(id=s, patient=s, slide_ids=(s,), label=0) for s in store.ids()])
+    return BagDataset(BagReader(store), [Item(id=s, patient=s, slide_ids=(s,), values=(0.0,)) for s in store.ids()])
 
 
 def test_an_epoch_holds_each_bag_once_and_depends_on_seed_and_epoch_alone():

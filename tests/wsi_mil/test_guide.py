@@ -54,6 +54,7 @@ def test_each_method_stands_once_under_its_family_with_a_year() -> None:
 def test_a_trait_that_changes_changes_the_page() -> None:
     class Changed(MeanPool):
         order_matters, loops_over_bags, uses_positions, family = True, True, True, "a family of its own"
+        classes_only = True
 
         def __init__(self, *, in_dim: int, n_outputs: int, max_tiles: int = 4096) -> None:
             super().__init__(in_dim=in_dim, n_outputs=n_outputs)
@@ -61,7 +62,7 @@ def test_a_trait_that_changes_changes_the_page() -> None:
 
     page = methods_page({"mine": Changed}, {})
     assert "\n## A family of its own\n" in page
-    assert "| order matters, uses positions | 2 | bag by bag, at most 4,096 tiles |" in page
+    assert "| order matters, uses positions | 2 | classes only | bag by bag, at most 4,096 tiles |" in page
 
 
 def test_the_year_is_the_venues_else_that_of_the_preprint() -> None:

@@ -5,10 +5,10 @@ import torch
 
 from wsi_mil.errors import ConfigError
 from wsi_mil.methods import MethodSpec, _typed, build, override, parse_method, rehearse, resolve_methods
-from wsi_mil.tasks import Task
+from wsi_mil.tasks import class_task
 from wsi_mil.train_spec import TrainSpec
 
-TASK = Task(target="label", level="slide", classes=("no", "yes"))
+TASK = class_task("label", ("no", "yes"))
 
 
 @pytest.mark.parametrize(

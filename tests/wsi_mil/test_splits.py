@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from wsi_mil import dealing
 from wsi_mil.errors import CohortError, ConfigError
 from wsi_mil.site_folds import assign_sites
 from wsi_mil.splits import Fold, check_folds, folds_from_frame, folds_to_frame, make_folds, stratum_of
@@ -157,6 +158,53 @@ def test_five_sites_of_eight_give_folds_of_one_site_and_validate_on_one_site():
     assert [(len(f.test), len(f.validation), len(f.train)) for f in folds] == [(8, 8, 24)] * 5
 
 
+@FEW
+@given(site_cohorts(), st.integers(0, 3))
+def test_leaving_one_site_out_tests_each_site_once_on_all_others(cohort, seed):
+    labels, sites, _ = cohort
+    folds = make_folds(labels, sites=sites, leave_one_site_out=True, seed=seed)
+    assert [(f.repeat, f.fold) for f in folds] == [(0, i) for i in range(len(set(sites.values())))]
+    for fold, name in zip(folds, sorted(set(sites.values())), strict=True):
+        assert set(fold.test) == {p for p in labels if sites[p] == name}
+        assert sorted(fold.train + fold.validation + fold.test) == sorted(labels)
+        train, validation = ({sites[p] for p in part} for part in (fold.train, fold.validation))
+        sizes = Counter(sites[p] for p in fold.train + fold.validation)
+        if min(sizes.values()) <= sum(sizes.values()) / 2 and len(sizes) > 1:
+            assert validation
+            assert not train & validation
+        assert {labels[p] for p in fold.train} == {"a", "b"}
+
+
+def test_of_two_sites_the_one_that_trains_is_split_by_patients():
+    labels = {f"{site}{i}": "ab"[i % 2] for site in "AB" for i in range(10)}
+    for fold in make_folds(labels, sites={p: p[0] for p in labels}, leave_one_site_out=True):
+        assert {labels[p] for p in fold.validation} == {"a", "b"}
+        assert (len(fold.test), len(fold.validation)) == (10, 2)
+
+
+def test_a_site_may_lack_a_class_when_it_is_left_out_but_one_site_must_not_have_all_of_it():
+    labels = {f"{site}{i}": "ab"[i % 2] for site in "UVW" for i in range(6)} | {"X0": "a", "X1": "a"}
+    folds = make_folds(labels, sites={p: p[0] for p in labels}, leave_one_site_out=True)
+    assert folds[3].test == ("X0", "X1")
+    assert {labels[p] for p in folds[3].test} == {"a"}
+    labels |= {"X0": "c", "X1": "c"}
+    with pytest.raises(CohortError, match=r"'c' are in site 'X'; .* U: 6, V: 6, W: 6, X: 2; .* a: 9, b: 9, c: 2"):
+        make_folds(labels, sites={p: p[0] for p in labels}, leave_one_site_out=True)
+
+
+def test_sites_cannot_be_left_out_where_there_is_one_or_none_or_again_in_the_same_way():
+    labels = labels_of(a=10, b=10)
+    with pytest.raises(CohortError, match=r"one site only.* U: 20"):
+        make_folds(labels, sites=dict.fromkeys(labels, "U"), leave_one_site_out=True)
+    sites = {p: "UV"[i % 2] for i, p in enumerate(labels)}
+    with pytest.raises(CohortError, match="no site is given for 2 patients: a0, b3"):
+        make_folds(labels, sites=sites | {"a0": "", "b3": ""}, leave_one_site_out=True)
+    with pytest.raises(ConfigError, match=r"repeats is 2.*train.seeds"):
+        make_folds(labels, sites=sites, leave_one_site_out=True, repeats=2)
+    with pytest.raises(ValueError, match="needs the sites"):
+        make_folds(labels, leave_one_site_out=True)
+
+
 def labels_of(**sizes: int) -> dict[str, str]:
     return {f"{label}{i}": label for label, size in sizes.items() for i in range(size)}
 
@@ -183,6 +231,35 @@ def test_a_rare_class_may_miss_from_test_parts_when_asked_but_never_from_trainin
     folds = make_folds(labels, allow_absent_class=True)
     assert sum(any(labels[p] == "rare" for p in fold.test) for fold in folds) == 2
     assert all("rare" in {labels[p] for p in fold.train} for fold in folds)
+
+
+def test_only_the_essential_labels_are_asked_of_each_training_part():
+    strata = {f"p{i}": {"any"} for i in range(6)}
+    assert [len(f.test) for f in make_folds(strata, n_folds=3, essential=())] == [2, 2, 2]
+    strata = {f"p{i}": {"event" if i < 3 else "censored", "high" if i == 5 else "low"} for i in range(9)}
+    folds = make_folds(strata, n_folds=3, essential={"event"})
+    assert all(any("event" in strata[p] for p in f.train) for f in folds)
+    assert all(sum("event" in strata[p] for p in f.test) == 1 for f in folds)
+    with pytest.raises(CohortError, match="one class only"):
+        make_folds(labels_of(a=20), essential={"a"})
+    with pytest.raises(CohortError, match="'high' is in one patient only"):
+        make_folds(strata, n_folds=3)
+    with pytest.raises(CohortError, match=r"'relapse' is in no patient.* censored: 6, event: 3"):
+        make_folds(strata, n_folds=3, essential={"relapse"})
+    without = {p: labels - {"event"} for p, labels in strata.items()}
+    with pytest.raises(CohortError, match="the train part has no patient of class event"):
+        check_folds(folds, without, essential={"event"})
+    check_folds(folds, without, essential={"low"})
+
+
+def test_by_site_a_stratum_that_one_site_has_alone_is_no_fault_unless_it_is_essential():
+    strata = {f"{site}{i}": {"low" if site == "U" else "high"} for site in "UVW" for i in range(4)}
+    sites = {p: p[0] for p in strata}
+    folds = make_folds(strata, n_folds=3, sites=sites, essential=())
+    assert all({sites[p] for p in f.train}.isdisjoint({sites[p] for p in f.validation}) for f in folds)
+    assert all(f.validation for f in folds)
+    with pytest.raises(CohortError, match="all 4 patients of class 'low' are in site 'U'"):
+        make_folds(strata, n_folds=3, sites=sites, essential={"low"})
 
 
 @pytest.mark.parametrize("wrong", [{"n_folds": 1}, {"repeats": 0}, {"validation": 1.0}, {"validation": -0.1}])
@@ -218,6 +295,85 @@ def test_a_patient_of_several_labels_counts_for_each_of_them(found, seed):
         trained = Counter(label for p in fold.train for label in classes_of[p])
         assert set(trained) == set(counts)
         assert all(rest[label] >= counts[label] // 3 for label in counts)
+
+
+def answers(n: int, targets: int, seed: int) -> dict[str, set[str]]:
+    """Patients with an answer, rare or common, to each of several questions."""
+    generator = np.random.default_rng(seed)
+    rates = generator.uniform(0.05, 0.5, targets)
+    drawn = generator.random((n, targets)) < rates
+    return {f"p{i:03d}": {f"t{j}={int(drawn[i, j])}" for j in range(targets)} for i in range(n)}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_with_many_targets_folds_differ_by_one_patient_or_two_in_every_label_and_in_size(seed):
+    classes_of = answers(100, 8, seed)
+    counts = Counter(label for labels in classes_of.values() for label in labels)
+    folds = make_folds(classes_of, seed=seed, allow_absent_class=True, essential=())
+    for label in {None, *counts}:
+        sizes = [sum(label is None or label in classes_of[p] for p in fold.test) for fold in folds]
+        assert max(sizes) - min(sizes) <= (1 if label is None else 2)
+        for fold in folds:
+            rest = [p for p in fold.train + fold.validation if label is None or label in classes_of[p]]
+            chosen = sum(label is None or label in classes_of[p] for p in fold.validation)
+            assert abs(chosen - 0.2 * len(rest)) <= 1.5
+
+
+def test_dealing_a_label_at_a_time_leaves_the_common_ones_uneven_so_the_evening_is_needed(monkeypatch):
+    classes_of = answers(100, 8, 0)
+
+    def worst() -> int:
+        folds = make_folds(classes_of, allow_absent_class=True)
+        labels = {label for found in classes_of.values() for label in found}
+        counts = [[sum(label in classes_of[p] for p in fold.test) for fold in folds] for label in labels]
+        return max(max(c) - min(c) for c in counts)
+
+    evened = worst()
+    monkeypatch.setattr(dealing, "_SWAPPED_AT_MOST", 0)
+    moved = worst()
+    monkeypatch.setattr(dealing, "_even_out", lambda part_of, table, wished: part_of)
+    assert evened <= 2 <= moved < worst()
+
+
+@FEW
+@given(st.lists(st.sets(st.sampled_from("abcd"), min_size=1), min_size=6, max_size=14), st.integers(0, 2))
+def test_evening_never_takes_a_label_from_a_part_that_dealing_gave_it(found, seed):
+    groups: dict[str, list[str]] = {}
+    for i, labels in enumerate(found):
+        for label in labels:
+            groups.setdefault(label, []).append(f"p{i:02d}")
+    assume(len(groups) > 1)
+    held_out = dealing.hold_out(groups, 0.3, np.random.default_rng(seed))
+    for patients in groups.values():
+        assert set(patients) - held_out
+    fold_of = dealing.deal(groups, 2, np.random.default_rng(seed))
+    for patients in groups.values():
+        assert len(patients) < 2 or len({fold_of[p] for p in patients}) == 2
+
+
+@pytest.mark.parametrize("swapped_at_most", [0, 2000])
+def test_evening_brings_counts_nearer_to_what_is_wished_and_takes_no_label_from_a_part(swapped_at_most, monkeypatch):
+    monkeypatch.setattr(dealing, "_SWAPPED_AT_MOST", swapped_at_most)
+    for seed in range(100):
+        generator = np.random.default_rng(seed)
+        table = (generator.random((12, 6)) < generator.uniform(0.1, 0.7, 6)).astype(float)
+        before = generator.integers(3, size=12)
+        wished = np.full((3, 6), 1 / 3) * table.sum(axis=0)
+
+        def counts(part_of, table=table):
+            return np.array([table[part_of == part].sum(axis=0) for part in range(3)])
+
+        after = dealing._even_out(before, table, wished)
+        assert ((counts(after) - wished) ** 2).sum() <= ((counts(before) - wished) ** 2).sum()
+        assert not ((counts(before) > 0) & (counts(after) == 0)).any()
+
+
+def test_folds_of_patients_with_few_or_many_labels_have_even_sizes():
+    generator = np.random.default_rng(0)
+    drawn = generator.random((90, 6)) < np.repeat([0.9, 0.2], 45)[:, None]
+    found = {f"p{i:02d}": {"abcdef"[j] for j in np.flatnonzero(row)} or {"none"} for i, row in enumerate(drawn)}
+    sizes = [len(fold.test) for fold in make_folds(found, essential=())]
+    assert max(sizes) - min(sizes) <= 1
 
 
 def test_the_stratum_is_the_set_of_labels_and_nobody_without_one_has_it():

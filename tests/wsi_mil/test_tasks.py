@@ -1,11 +1,14 @@
+import json
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 
 from wsi_mil.errors import CohortError, ConfigError
 from wsi_mil.lookup import find_model
-from wsi_mil.tasks import Task, TaskSpec, resolve_task
+from wsi_mil.targets import CoxTarget, TargetSpec
+from wsi_mil.tasks import Task, TaskSpec, check_training, class_task, resolve_task
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ def resolve(records, **spec):
 def test_two_classes_are_binary_and_the_last_is_positive():
     task = resolve(rows("tumour", "normal", None, "normal"))
     assert (task.kind, task.level, task.classes, task.positive) == ("binary", "slide", ("normal", "tumour"), "tumour")
-    assert [task.encode(label) for label in ("normal", "tumour")] == [0, 1]
+    assert [task.encode({"grade": label}) for label in ("normal", "tumour")] == [(0.0,), (1.0,)]
 
 
 def test_the_given_order_decides_the_positive_class():
@@ -81,13 +84,13 @@ def test_classes_named_twice_are_a_wrong_setting():
         resolve(rows("a", "b"), classes=("a", "b", "a"))
 
 
-BINARY = Task(target="y", level="slide", classes=("no", "yes"))
-THREE = Task(target="y", level="slide", classes=("a", "b", "c"))
+BINARY = class_task("y", ("no", "yes"))
+THREE = class_task("y", ("a", "b", "c"))
 
 
 def test_an_unknown_label_is_refused():
     with pytest.raises(CohortError, match="'maybe' is not one of the classes no, yes"):
-        BINARY.encode("maybe")
+        BINARY.encode({"y": "maybe"})
 
 
 def test_the_method_decides_the_width_of_a_binary_head():
@@ -130,3 +133,95 @@ def test_wrong_widths_are_refused():
         THREE.criterion(3, [1.0, 2.0])
     with pytest.raises(ConfigError, match="1 outputs for 3 classes"):
         THREE.probabilities(torch.zeros(2, 1))
+
+
+def several():
+    columns = {
+        "er": ["pos", "neg", "pos", None],
+        "grade": ["1", "2", "3", "2"],
+        "ki67": ["10", "20", None, "40"],
+        "months": ["5", "6", "7", "8"],
+        "dead": ["1", "0", "1", "1"],
+    }
+    records = [Row(f"s{i}", f"p{i}", {name: cells[i] for name, cells in columns.items()}) for i in range(4)]
+    spec = TaskSpec(
+        target="er",
+        others=(
+            TargetSpec(target="grade", kind="ordinal"),
+            TargetSpec(target="ki67", kind="regression"),
+            TargetSpec(target="months", kind="survival", event="dead"),
+        ),
+    )
+    return resolve_task(spec, records), records
+
+
+def test_several_targets_share_one_head():
+    task, records = several()
+    assert (task.kind, task.target, task.n_values) == ("several", "er+grade+ki67+months", 5)
+    assert task.n_outputs(find_model("abmil")) == 2 + 2 + 1 + 4
+    assert task.n_outputs(find_model("focusmil")) == 1 + 2 + 1 + 4
+    names = task.output_names(9)
+    assert names[:3] == ("er: neg", "er: pos", "grade: above 1") and len(names) == 9
+    values = np.array([task.encode(record.values) for record in records])
+    assert np.isnan(values[3, 0]) and np.isnan(values[2, 2])
+    assert task.strata(values)[3] >= {"grade: 2"} and not any(name.startswith("er:") for name in task.strata(values)[3])
+    assert task.essential(values) == {"er: pos", "er: neg", "grade: 1", "grade: 2", "grade: 3"}
+
+
+def test_a_missing_label_adds_nothing_to_the_loss():
+    task, records = several()
+    values = np.array([task.encode(record.values) for record in records])
+    task = task.fitted(values)
+    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
+    loss = task.criterion(9)(logits, task.tensor(values))
+    parts = []
+    for (target, own), (_, own_logits) in zip(task.split(values), task.own_logits(logits), strict=True):
+        there = ~np.isnan(own).any(axis=1)
+        rows = torch.from_numpy(own[there])
+        parts.append(target.criterion(own_logits.shape[1])(own_logits[torch.from_numpy(there)], rows))
+    torch.testing.assert_close(loss, torch.stack(parts).mean(), check_dtype=False)
+    changed = logits.clone()
+    changed[3, :2] += 5  # the row without an er label
+    torch.testing.assert_close(task.criterion(9)(changed, task.tensor(values)), loss)
+
+
+def test_a_step_without_any_label_of_a_target_has_a_gradient_of_nothing():
+    task, _ = several()
+    values = np.array([[np.nan, 0.0, np.nan, np.nan, np.nan]])
+    logits = torch.zeros(1, 9, requires_grad=True)
+    task.criterion(9)(logits, task.tensor(values)).backward()
+    assert logits.grad[0, [0, 1, 4, 5, 6, 7, 8]].abs().sum() == 0 and logits.grad[0, 2] != 0
+
+
+@pytest.mark.parametrize("spec", [{}, {"kind": "ordinal"}])
+def test_a_task_comes_back_from_its_configuration(spec):
+    task = resolve(rows("a", "b", "c"), **spec)
+    assert Task.from_config(json.loads(json.dumps(task.as_config()))) == task
+    whole, records = several()
+    whole = whole.fitted(np.array([whole.encode(record.values) for record in records]))
+    assert Task.from_config(json.loads(json.dumps(whole.as_config()))) == whole
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"kind": "survival"}, "needs it"),
+        ({"event": "dead"}, "belongs to kind survival"),
+        ({"kind": "regression", "classes": ("a", "b")}, "has no classes"),
+        ({"kind": "ordinal"}, "two classes, which have no order"),
+        ({"others": ("grade",)}, "grade is a target twice"),
+    ],
+)
+def test_settings_that_make_no_target_are_refused(spec, says):
+    with pytest.raises(ConfigError, match=says):
+        resolve(rows("1", "2"), **spec)
+
+
+def test_coxs_likelihood_needs_a_risk_set_and_balance_needs_classes():
+    task, _ = several()
+    cox = Task(level="slide", targets=(CoxTarget(name="months", event="dead"),))
+    with pytest.raises(ConfigError, match="give 8 or more"):
+        check_training(cox, bags_per_step=4, balance="none")
+    check_training(cox, bags_per_step=8, balance="none")
+    with pytest.raises(ConfigError, match="needs classes"):
+        check_training(task, bags_per_step=4, balance="sampler")

@@ -15,11 +15,11 @@ from wsi_mil.methods import MethodSpec, build, parse_method
 from wsi_mil.models._base import BagObjective
 from wsi_mil.statistics.ranking import auc
 from wsi_mil.store import BagStore
-from wsi_mil.tasks import Task
+from wsi_mil.tasks import class_task
 from wsi_mil.train_spec import TrainSpec
 from wsi_mil.training import FitFiles, fit, weights_seed, why_fixed
 
-TASK = Task(target="label", level="slide", classes=("normal", "tumour"))
+TASK = class_task("label", ("normal", "tumour"))
 SPEC = TrainSpec(epochs=4, lr=1e-2, device="cpu", selection="none", checkpoint_seconds=1e9)
 CPU = torch.device("cpu")
 
@@ -33,7 +33,7 @@ def items(make_study, tmp_path_factory):
     """24 slides to train on and 24 to validate on, of 48 patients."""
     _, bags = make_study(tmp_path_factory.mktemp("study"), patients=48, signal=5.0)
     store = BagStore(bags)
-    named = [Item(id=s, patient=s[:3], slide_ids=(s,), label=i % 2) for i, s in enumerate(store.ids())]
+    named = [Item(id=s, patient=s[:3], slide_ids=(s,), values=(float(i % 2),)) for i, s in enumerate(store.ids())]
     reader = BagReader(store, cache="ram")
     return BagDataset(reader, named[:24]), BagDataset(reader, named[24:])
 
@@ -41,7 +41,7 @@ def items(make_study, tmp_path_factory):
 @pytest.fixture(scope="module")
 def contrary(items):
     """A validation part with all labels wrong: the longer one trains the worse it looks."""
-    flipped = [dataclasses.replace(item, label=1 - item.label) for item in items[1].items]
+    flipped = [dataclasses.replace(item, values=(1 - item.values[0],)) for item in items[1].items]
     return BagDataset(items[1].reader, flipped)
 
 
@@ -87,7 +87,7 @@ def same(one, two):
 
 def auc_of(model, dataset):
     answers = [found for _, found in answer_each(model, dataset, device=CPU)]
-    return auc(dataset.labels == 1, probabilities(answers, TASK)[:, 1])
+    return auc(dataset.values[:, 0] == 1, probabilities(answers, TASK)[:, 1])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

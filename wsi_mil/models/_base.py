@@ -107,6 +107,9 @@ class MILModel(nn.Module, ABC):
     """Name of the module whose first linear layer reads the tiles' features, and nothing else does."""
     binary_outputs: ClassVar[Literal[1, 2]] = 2
     """Width of the head for a task with two classes."""
+    classes_only: ClassVar[bool] = False
+    """Whether head or objective makes sense of classes only; then ordinal, regression, survival and several targets
+    are refused."""
 
     in_dim: int
     n_outputs: int
@@ -193,6 +196,25 @@ class MILModel(nn.Module, ABC):
             found += classes
         return found
 
+    def score_columns_of_outputs(self, names: Sequence[str]) -> list[StoredScores]:
+        """The columns of scores that speak of a head without classes; may be none.
+
+        names: of the outputs (a number, hazards of intervals, several targets). No output is "predicted", so each has
+        its own column, and probabilities are left out: a tile's hazard means nothing by itself.
+        """
+        found: list[StoredScores] = []
+        for kind in self.score_kinds:
+            if kind == "attention" and not self.attention_of_classes:
+                found.append(StoredScores(kind, kind, None, None))
+                if len(self.attention_parts) > 1:
+                    found += [StoredScores(f"{kind}:{p}", kind, None, i) for i, p in enumerate(self.attention_parts)]
+            elif kind == "attention":
+                found += [StoredScores(f"{kind}:{name}", kind, name, i) for i, name in enumerate(names)]
+            elif kind == "contribution":
+                first = 1 if self.n_outputs == 1 else 0  # of one output, column 0 is its negative
+                found += [StoredScores(f"{kind}:{name}", kind, name, first + i) for i, name in enumerate(names)]
+        return found
+
     def _attention_scores(self, output: MILOutput, index: int | None) -> Tensor:
         """(total,) the mean over all columns of attention (of classes: the predicted one), or of one part."""
         if output.attention is None:
@@ -234,11 +256,30 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, model: MILModel, batch: BagBatch, target: Tensor, progress: Progress) -> dict[str, Tensor]:
-        """Named terms, already weighted; training minimises their sum. target: (b,) class indices."""
+        """Named terms, already weighted; training minimises their sum.
+
+        target: (b,) class indices; or (b, w) numbers of any other task, NaN where unknown, which only the criterion
+        understands.
+        """
 
     def parameter_groups(self, model: MILModel) -> Iterable[dict[str, Any]]:
         """What the optimiser gets: all parameters of model and objective in one group unless the method differs."""
         return [{"params": [p for p in (*model.parameters(), *self.parameters()) if p.requires_grad]}]
+
+    def optimizer(self, model: MILModel, *, lr: float, weight_decay: float) -> torch.optim.Optimizer | None:
+        """The method's own optimiser over its `parameter_groups`; None lets training take AdamW.
+
+        Training multiplies the learning rate that each group starts with by its schedule.
+        """
+        return None
+
+    def start_from(self, model: MILModel, baseline: MILModel) -> None:
+        """Take over what `baseline`, the trained model of the method that `init_from` names, has learned. Called once,
+        before the first step, and only when `init_from` is set.
+
+        Raises NotImplementedError for a method that starts from no other one, ConfigError when the two do not fit.
+        """
+        raise NotImplementedError(f"{type(self).__name__} starts from no other model")
 
     def after_optimizer_step(self, model: MILModel, batch: BagBatch, lr: float) -> None:
         """Called after each optimiser step, for moving averages and the like."""
@@ -299,6 +340,15 @@ class Regulariser(Objective):
         self.check(model)
         return self.inner.parameter_groups(model)
 
+    def optimizer(self, model: MILModel, *, lr: float, weight_decay: float) -> torch.optim.Optimizer | None:
+        """The inner objective's. A plug-in with parameters of its own adds their group."""
+        self.check(model)
+        return self.inner.optimizer(model, lr=lr, weight_decay=weight_decay)
+
+    def start_from(self, model: MILModel, baseline: MILModel) -> None:
+        """The inner objective's."""
+        self.inner.start_from(model, baseline)
+
     def after_optimizer_step(self, model: MILModel, batch: BagBatch, lr: float) -> None:
         """The inner objective's."""
         self.inner.after_optimizer_step(model, batch, lr)
@@ -313,6 +363,12 @@ def recorded_outputs(model: MILModel) -> Iterator[list[MILOutput]]:
         yield outputs
     finally:
         handle.remove()
+
+
+def refuse_numbers(target: Tensor, *, what: str) -> None:
+    """Raises ConfigError unless `target` is class indices. what: the setting that makes sense of classes only."""
+    if target.is_floating_point():
+        raise ConfigError(f"{what}: it makes sense of one target with classes only; take another setting for this task")
 
 
 def instance_logits_of(model: MILModel, output: MILOutput) -> Tensor:

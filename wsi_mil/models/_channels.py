@@ -58,24 +58,28 @@ class ChannelPooling(MILModel):
         """Answer for each bag. forced_mask: (total, hidden) bool, the units that dropout zeroes."""
         hidden = self.drop(self.features(batch.features), generator=generator, forced_mask=forced_mask)
         with no_autocast(hidden):
-            bags = [full_precision(rows) for rows in split(hidden, batch.offsets)]
-            embedding = torch.stack([self.pool(rows) for rows in bags])
+            embedding = torch.stack([self.pool(full_precision(rows)) for rows in split(hidden, batch.offsets)])
             logits = self.head(embedding)
-            with torch.no_grad():
-                parts = [
-                    F.linear(self.shares(rows, pooled), self.head.weight, self.head.bias / len(rows))
-                    for rows, pooled in zip(bags, embedding, strict=True)
-                ]
         return MILOutput(
             logits=logits,
             offsets=batch.offsets,
             bag_embedding=embedding[:, None],
-            auxiliary={"contributions": torch.cat(parts)},
+            auxiliary={"hidden": hidden.detach()},
         )
 
+    @torch.no_grad()
     def _instance_contributions(self, output: MILOutput) -> Tensor:
-        """(total, k) what each tile adds to the logits."""
-        return output.auxiliary["contributions"]
+        """(total, k) what each tile adds to the logits. Worked out when first asked for; training never asks."""
+        known = output.auxiliary
+        if "contributions" not in known and output.bag_embedding is not None:
+            with no_autocast(known["hidden"]):
+                pairs = zip(split(known["hidden"], output.offsets), output.bag_embedding[:, 0], strict=True)
+                known["contributions"] = torch.cat([self._parts(full_precision(rows), bag) for rows, bag in pairs])
+        return known["contributions"]
+
+    def _parts(self, rows: Tensor, pooled: Tensor) -> Tensor:
+        """(n, k) of one bag."""
+        return F.linear(self.shares(rows, pooled), self.head.weight, self.head.bias / len(rows))
 
     @classmethod
     def from_official(

@@ -50,6 +50,7 @@ class Clam(MILModel):
     paper = "Lu et al., Nature Biomedical Engineering 2021, arXiv:2004.09666"
     family = "attention"
     score_kinds = ("attention", "contribution")
+    classes_only = True
 
     def __init__(
         self,

@@ -42,6 +42,7 @@ class ProbabilityPooling(MILModel):
     paper = "Wang, Li and Metze, ICASSP 2019, arXiv:1810.09050"
     score_kinds: tuple[ScoreKind, ...] = ("probability",)
     binary_outputs = 1
+    classes_only = True
 
     def __init__(
         self, *, in_dim: int, n_outputs: int, hidden: int | None = 256, prior: float = 0.05, dropout: float = 0.0

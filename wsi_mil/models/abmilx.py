@@ -12,23 +12,18 @@ Differs on purpose:
 - No batch normalisation: it cannot train on one bag a step.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.nn import functional as F
 
 from wsi_mil.bags import BagBatch, full_precision, no_autocast, segment_softmax, segment_weighted_sum, split
 from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import MILModel, MILOutput, ScoreKind
 from wsi_mil.models._layers import Dropout
 from wsi_mil.models._official import OfficialWeights
-
-_BLOCK = 2048
-"""Tiles whose comparisons with all others are held at once."""
 
 
 class Abmilx(MILModel):
@@ -190,7 +185,7 @@ class Abmilx(MILModel):
 
 
 class _GlobalScores(nn.Module):
-    """A + softmax(Q K^T / sqrt(d)) (alpha A) for each part, in blocks of tiles."""
+    """A + softmax(Q K^T / sqrt(d)) (alpha A) for each part."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -203,18 +198,11 @@ class _GlobalScores(nn.Module):
         query, key = full_precision(self.query_key(self.norm(parts))).chunk(2, dim=-1)
         with no_autocast(scores):
             values = (self.alpha * scores)[..., None].to(query)
-            if len(parts) <= _BLOCK:
-                mixed = _attend(query, key, values)
-            else:
-                run = partial(checkpoint, _attend, use_reentrant=False, preserve_rng_state=False)
-                mixed = torch.cat([run(block, key, values) for block in torch.split(query, _BLOCK)])
-            return scores + mixed[..., 0]
-
-
-def _attend(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
-    """(q, heads, width), (n, heads, width), (n, heads, v) -> (q, heads, v)."""
-    logits = torch.einsum("qhd,nhd->hqn", query / math.sqrt(query.shape[-1]), key)
-    return torch.einsum("hqn,nhv->qhv", logits.softmax(dim=-1), values)
+            # zeros beside the one value: only values as wide as the keys are never held against all tiles
+            values = F.pad(values, (0, query.shape[-1] - 1))
+            query, key, values = (rows.transpose(0, 1)[None] for rows in (query, key, values))
+            mixed = F.scaled_dot_product_attention(query, key, values)[0, ..., 0]
+            return scores + mixed.T
 
 
 class _FeedForward(nn.Sequential):

@@ -205,8 +205,8 @@ class AcmilObjective(Objective):
         branch_logits = output.auxiliary["branch_logits"]
         n_branches = branch_logits.shape[1]
         if n_branches > 1:
-            each = self.criterion(branch_logits.flatten(0, 1), target.repeat_interleave(n_branches))
-            terms["branches"] = self.branch_weight * each
+            each = [self.criterion(logits, target) for logits in branch_logits.unbind(dim=1)]
+            terms["branches"] = self.branch_weight * torch.stack(each).mean()
             terms["diversity"] = self.diversity_weight * branch_similarity(output.attention, output.offsets, n_branches)
         return terms
 

@@ -33,7 +33,7 @@ from wsi_mil.bags import (
     split,
 )
 from wsi_mil.errors import ConfigError
-from wsi_mil.models._base import Criterion, MILModel, MILOutput, Objective, Progress, ScoreKind
+from wsi_mil.models._base import Criterion, MILModel, MILOutput, Objective, Progress, ScoreKind, refuse_numbers
 from wsi_mil.models._layers import Dropout, FeatureLayer
 from wsi_mil.models._official import OfficialWeights
 
@@ -131,7 +131,7 @@ class Dsmil(MILModel):
         loss: the task's cross-entropy, or the mean over classes of binary cross-entropies.  max_weight: of the first
         stream; the second has the rest to 1.
         """
-        return DsmilObjective(criterion, form=loss, max_weight=max_weight)
+        return DsmilObjective(criterion, form=loss, max_weight=max_weight, prediction=self.prediction)
 
     def _likeness(self, queries: Tensor, critical: Tensor, offsets: Tensor) -> Tensor:
         """(total, k) scaled products of each tile's query with that of the critical tile of each class."""
@@ -187,7 +187,14 @@ class Dsmil(MILModel):
 class DsmilObjective(Objective):
     """The losses of both streams, weighted."""
 
-    def __init__(self, criterion: Criterion, *, form: Literal["ce", "bce"], max_weight: float) -> None:
+    def __init__(
+        self,
+        criterion: Criterion,
+        *,
+        form: Literal["ce", "bce"],
+        max_weight: float,
+        prediction: Literal["bag", "mean"] = "bag",
+    ) -> None:
         super().__init__()
         if form not in ("ce", "bce") or not 0 <= max_weight <= 1:
             raise ConfigError(
@@ -196,9 +203,12 @@ class DsmilObjective(Objective):
         self.criterion = criterion
         self.form = form
         self.max_weight = max_weight
+        self.prediction = prediction
 
     def loss(self, model: MILModel, batch: BagBatch, target: Tensor, progress: Progress) -> dict[str, Tensor]:
         """The terms bag and max, each weighted."""
+        if self.form == "bce" or self.prediction == "mean":
+            refuse_numbers(target, what=f"dsmil: loss {self.form}, prediction {self.prediction}")
         streams = model(batch, generator=progress.generator).auxiliary
         return {
             "bag": (1 - self.max_weight) * self._of_stream(streams["bag_logits"], target),

@@ -20,6 +20,7 @@ Differs on purpose:
 - The published training clips the gradients of each module at 5; here the trainer clips all of them at its own bound.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 
 from wsi_mil.bags import BagBatch, full_precision, segment_softmax, segment_weighted_sum, split
 from wsi_mil.errors import ConfigError
-from wsi_mil.models._base import Criterion, MILModel, MILOutput, Objective, Progress
+from wsi_mil.models._base import Criterion, MILModel, MILOutput, Objective, Progress, refuse_numbers
 from wsi_mil.models._layers import FeatureLayer, GatedAttention, hidden_width
 from wsi_mil.models._official import OfficialWeights
 
@@ -136,7 +137,7 @@ class Dtfd(MILModel):
 
     def objective(self, criterion: Criterion, *, first_weight: float = 1.0) -> "DtfdObjective":
         """Both tiers' losses. first_weight: of tier 1's."""
-        return DtfdObjective(criterion, first_weight=first_weight)
+        return DtfdObjective(criterion, first_weight=first_weight, distillation=self.distillation)
 
     def _deal(
         self, batch: BagBatch, generator: torch.Generator | None, permutation: Tensor | None
@@ -220,17 +221,19 @@ class Dtfd(MILModel):
 class DtfdObjective(Objective):
     """The losses of both tiers, each tier a parameter group of its own."""
 
-    def __init__(self, criterion: Criterion, *, first_weight: float) -> None:
+    def __init__(self, criterion: Criterion, *, first_weight: float, distillation: Distillation) -> None:
         super().__init__()
         self.criterion = criterion
         self.first_weight = first_weight
+        self.distillation = distillation
 
     def loss(self, model: MILModel, batch: BagBatch, target: Tensor, progress: Progress) -> dict[str, Tensor]:
         """The terms bag (tier 2) and pseudo_bags (tier 1, the mean within each bag, then over bags)."""
+        if self.distillation != "AFS":
+            refuse_numbers(target, what=f"dtfd: distillation {self.distillation}")
         output = model(batch, generator=progress.generator)
-        counts = output.auxiliary["groups_per_bag"].tolist()
-        of_bags = torch.split(output.auxiliary["group_logits"], counts)
-        each = [self.criterion(rows, label.expand(len(rows))) for rows, label in zip(of_bags, target, strict=True)]
+        rounds = in_rounds(output.auxiliary["group_logits"], output.auxiliary["groups_per_bag"])
+        each = [self.criterion(logits, target) for logits in rounds.unbind(dim=1)]
         return {
             "bag": self.criterion(output.logits, target),
             "pseudo_bags": self.first_weight * torch.stack(each).mean(),
@@ -259,6 +262,15 @@ class _ResidualBlock(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden: (total, h). The same shape."""
         return hidden + torch.as_tensor(self.block(hidden))
+
+
+def in_rounds(group_logits: Tensor, groups_per_bag: Tensor) -> Tensor:
+    """(b, r, k): in each round one pseudo-bag of every bag, all of a bag's equally often. So a criterion that compares
+    bags (survival) never compares a bag with itself. group_logits: (g, k).  groups_per_bag: (b,).
+    """
+    turn = torch.arange(math.lcm(*groups_per_bag.tolist()), device=group_logits.device)
+    starts = groups_per_bag.cumsum(0) - groups_per_bag
+    return group_logits[starts[:, None] + turn % groups_per_bag[:, None]]
 
 
 @torch.no_grad()

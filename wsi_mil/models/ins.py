@@ -61,6 +61,7 @@ class Ins(MILModel):
     family = "instance"
     paper = "Qu et al., IEEE TCSVT 2024, arXiv:2307.02249"
     score_kinds = ("probability",)
+    classes_only = True
 
     def __init__(
         self,

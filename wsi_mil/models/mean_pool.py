@@ -1,7 +1,9 @@
 """Mean pooling: the mean of the tiles, then a linear head.
 
 Paper: the instance-space and embedding-space mean of Ilse et al. 2018, arXiv:1802.04712, section 2. With a linear head
-the two are one: mean_n (W h_n + b) = W mean_n(h_n) + b. Reference: the closed form (vector `pooling_max_mean`).
+the two are one: mean_n (W h_n + b) = W mean_n(h_n) + b. So this is global average pooling as MIL too: the mean of the
+patches' logits, whose map of patch logits is the class activation map. Reference: the closed form (vector
+`pooling_max_mean`).
 
 Differs on purpose: the baseline of the MHIM-MIL code puts a hidden layer in front; here that is `hidden`, off unless
 asked for.

@@ -14,8 +14,8 @@ Differs on purpose:
   through (its logits are the bias), and fails where exactly one tile was masked before.
 - `random` is uniform however small; the code turns to the lowest attention at 0.001 and below. The class default r = 0
   of the code divides by zero.
-- The published recipe trains the plain baseline in a run of its own, gives it to the teacher, and its first layer to
-  the student (`MhimObjective.start_from`). Without such a run the first `warmup` share of training is plain and the
+- The published recipe trains the plain baseline first, gives it to the teacher, and its first layer to the student
+  (`init_from`). Without it the first `warmup` share of training is plain and the
   teacher equals the student; afterwards both go on. warmup=0 is the published step. v2 merges from the beginning.
 - The teacher has no dropout unless teacher_dropout=True (the code, which forgets to switch it off).
 - v2's tile score is the logarithm of the published one, in fp64: the softmax of logits near 0 is full of ties in fp32.
@@ -44,7 +44,7 @@ from wsi_mil.bags import (
     split,
 )
 from wsi_mil.errors import ConfigError
-from wsi_mil.models._base import Criterion, MILModel, MILOutput, Objective, Progress, ScoreKind
+from wsi_mil.models._base import Criterion, MILModel, MILOutput, Objective, Progress, ScoreKind, refuse_numbers
 from wsi_mil.models._layers import Dropout, hidden_width, uniform
 from wsi_mil.models._official import OfficialWeights
 from wsi_mil.models.dsmil import Dsmil
@@ -177,6 +177,7 @@ class Mhim(MILModel):
         warmup: float = 0.2,
         merge_keep: float = 0.9,
         merge_momentum: float = 0.9999,
+        init_from: str | None = None,
     ) -> "MhimObjective":
         """The student's two losses, and the teacher. Defaults are those of CAMELYON16 with ABMIL, v1.
 
@@ -184,7 +185,9 @@ class Mhim(MILModel):
         that is.  high_decay: `high` falls along a cosine to 0.  inverse: hide all but those.  score: what ranks tiles,
         attention (v1) or the class (v2, "abmil" only).  alpha, temperature: of the second loss.  momentum: of the
         teacher, constant or rising along a cosine to 1.  warmup: share of training without teacher.  merge_keep: share
-        of the visible tiles that is not merged.  merge_momentum: of the queries.
+        of the visible tiles that is not merged.  merge_momentum: of the queries.  init_from: label of the method of the
+        same run whose trained model is the first teacher, a mhim that is plain throughout (warmup 1); then nothing
+        warms up here.
         """
         masking = Masking(random=random, low=low, high=high, high_random=high_random, inverse=inverse)
         return MhimObjective(
@@ -201,6 +204,7 @@ class Mhim(MILModel):
             warmup=warmup,
             merge_keep=merge_keep,
             merge_momentum=merge_momentum,
+            init_from=init_from,
         )
 
     @classmethod
@@ -307,6 +311,7 @@ class MhimObjective(Objective):
         warmup: float,
         merge_keep: float,
         merge_momentum: float,
+        init_from: str | None,
     ) -> None:
         super().__init__()
         if score not in ("attention", "class") or momentum_schedule not in ("constant", "cosine"):
@@ -322,12 +327,14 @@ class MhimObjective(Objective):
         self.masking = masking
         self.high_decay = high_decay
         self.score = score
+        self.baseline = model.baseline
         self.alpha = alpha
         self.temperature = temperature
         self.momentum = momentum
         self.momentum_schedule = momentum_schedule
         self.teacher_dropout = teacher_dropout
-        self.warmup = warmup
+        self.init_from = init_from
+        self.warmup = warmup if init_from is None else 0.0
         self.merge_keep = merge_keep
         self.merge_momentum = merge_momentum
         self.teacher = copy.deepcopy(model).requires_grad_(False)
@@ -348,6 +355,8 @@ class MhimObjective(Objective):
         forced_hidden: (total,) bool, the tiles that the student does not see.  merge_noise: (visible tiles,) numbers
         that choose what is merged. Both are drawn when not given, in this order, bag by bag.
         """
+        if self.score == "class" or self.baseline == "dsmil":
+            refuse_numbers(target, what=f"mhim: baseline {self.baseline}, score {self.score}")
         warms_up = progress.fraction < self.warmup
         self._momentum_now = 0.0 if warms_up else self.momentum_at(progress)
         seen, taught = batch, None
@@ -383,16 +392,20 @@ class MhimObjective(Objective):
 
         return torch.cat([masking.hidden(rows, permutation) for rows in split(scores, taught.offsets)])
 
-    def start_from(self, model: Mhim, baseline: Mhim) -> None:
+    def start_from(self, model: MILModel, baseline: MILModel) -> None:
         """The published start: the teacher takes a trained baseline, the student its first layer.
 
         Raises ConfigError when the baseline is of another form.
         """
+        features = {name: value for name, value in baseline.state_dict().items() if name.startswith("features.")}
         try:
             self.teacher.load_state_dict(baseline.state_dict())
-            model.features.load_state_dict(baseline.features.state_dict())
+            model.load_state_dict(model.state_dict() | features)
         except RuntimeError as error:
-            raise ConfigError(f"mhim: the baseline does not fit the student: {error}") from error
+            raise ConfigError(
+                f"mhim: init_from names a model that does not fit. It must be a mhim with the same params, trained "
+                f"without masks (objective: {{warmup: 1}}). {error}"
+            ) from error
 
     @torch.no_grad()
     def after_optimizer_step(self, model: MILModel, batch: BagBatch, lr: float) -> None:

@@ -6,9 +6,14 @@ h is pooled from the tiles' scores: tau log mean exp(sigmoid(z) / tau) (mode "so
 with w = exp(attention) (mode "attention"). A step sees a few tiles of each bag; a moving average a bag of what was
 pooled (rate gamma), kept by the bag's id, stands for the tiles that were not drawn.
 Reference code: Optimization-AI/LibAUC@812f98f (2.0.1), `MIDAMLoss`, the optimiser `MIDAM`, `FFNN`, `FFNN_stoc_att`.
-`MidamObjective.optimizer` is that optimiser: SGD with momentum = dampening, then one ascent step of alpha.
+That optimiser is optimizer="sgd": SGD with momentum = dampening, then one ascent step of alpha.
 
 Differs on purpose:
+- a, b and alpha have a rate of their own (`scalar_lr`; None gives them the run's, as in the code), and a and b follow
+  the class means through a short warm-up by cross-entropy (`warmup`; LibAUC advises 1 to 3 epochs). From 0 and at the
+  network's rate they are slower than the scores, which sink to 0 with them: there the sigmoid has no gradient and
+  nothing is learned any more. So it was on features of tiles with AdamW at 1e-3.
+- The network follows training's AdamW unless optimizer="sgd", so that it learns at the learning rates of other methods.
 - The state of mode "softmax" is kept as a logarithm: exp(z / tau) overflows in fp32 already at z = 10, tau = 0.1.
 - State starts at 0 (softmax) or 1 (attention) as in the code, which biases the first visits; start="first_visit" starts
   at what the first visit sees.
@@ -53,6 +58,7 @@ class Midam(MILModel):
     paper = "Zhu et al., ICML 2023, arXiv:2305.08040"
     score_kinds: tuple[ScoreKind, ...] = ("probability", "attention")
     binary_outputs = 1
+    classes_only = True
     first_layer = "first"
 
     def __init__(
@@ -141,18 +147,19 @@ class Midam(MILModel):
         gamma_milestones: tuple[float, ...] = (),
         tiles_per_bag: int | None = 128,
         start: Literal["published", "first_visit"] = "published",
-        warmup: float = 0.0,
+        warmup: float = 0.02,
+        optimizer: Literal["adamw", "sgd"] = "adamw",
         momentum: float = 0.1,
         decay_scalars: bool = False,
-        dual_lr: float | None = None,
+        scalar_lr: float | None = 0.05,
     ) -> "MidamObjective":
         """The AUC objective and its state.
 
         margin: c, published between 0.1 and 1.  gamma: share of the new value in a bag's moving average; halved at each
         of `gamma_milestones` (shares of training; published at 0.5 and 0.75).  tiles_per_bag: tiles drawn a visit.
         start: of the moving average.  warmup: share of training that minimises the task's cross-entropy first.
-        momentum: share of the old buffer in the optimiser.  decay_scalars: let weight decay pull at a and b.
-        dual_lr: step of alpha; None takes the learning rate.
+        optimizer: training's, or the published SGD.  momentum: share of the old buffer in the latter.  decay_scalars:
+        let weight decay pull at a and b.  scalar_lr: learning rate of a, b and alpha; None takes the run's.
         """
         return MidamObjective(
             criterion,
@@ -163,9 +170,10 @@ class Midam(MILModel):
             tiles_per_bag=tiles_per_bag,
             start=start,
             warmup=warmup,
+            optimizer=optimizer,
             momentum=momentum,
             decay_scalars=decay_scalars,
-            dual_lr=dual_lr,
+            scalar_lr=scalar_lr,
         )
 
     @classmethod
@@ -214,15 +222,20 @@ class MidamObjective(Objective):
         tiles_per_bag: int | None,
         start: Literal["published", "first_visit"],
         warmup: float,
+        optimizer: Literal["adamw", "sgd"],
         momentum: float,
         decay_scalars: bool,
-        dual_lr: float | None,
+        scalar_lr: float | None,
     ) -> None:
         super().__init__()
         if start not in ("published", "first_visit") or not 0 < gamma <= 1 or not 0 <= warmup <= 1:
             raise ConfigError(
                 f"midam: start={start!r}, gamma={gamma}, warmup={warmup}; start is published or first_visit, gamma "
                 f"lies in (0, 1], warmup in [0, 1]"
+            )
+        if optimizer not in ("adamw", "sgd") or (scalar_lr is not None and not scalar_lr > 0):
+            raise ConfigError(
+                f"midam: optimizer={optimizer!r}, scalar_lr={scalar_lr}; the first is adamw or sgd, the second above 0"
             )
         self.criterion = criterion
         self.margin = margin
@@ -231,9 +244,10 @@ class MidamObjective(Objective):
         self.tiles_per_bag = tiles_per_bag
         self.start = start
         self.warmup = warmup
+        self.uses_sgd = optimizer == "sgd"
         self.momentum = momentum
         self.decay_scalars = decay_scalars
-        self.dual_lr = dual_lr
+        self.scalar_lr = scalar_lr
         self.tau = model.tau
         zeros = torch.zeros(model.n_outputs, dtype=model.head.weight.dtype)
         self.positive_mean = nn.Parameter(zeros.clone())
@@ -243,11 +257,13 @@ class MidamObjective(Objective):
         self._ascends = False
 
     def loss(self, model: MILModel, batch: BagBatch, target: Tensor, progress: Progress) -> dict[str, Tensor]:
-        """The terms pooling (trains the model) and spread (trains a and b); the bag's loss alone while warming up."""
+        """The terms pooling (trains the model) and spread (trains a and b); while warming up, bag and spread."""
         output = model(batch, generator=progress.generator)
+        positive = one_against_rest(target, output.logits.shape[1])
         self._ascends = progress.fraction >= self.warmup
         if not self._ascends:
-            return {"bag": self.criterion(output.logits, target)}
+            score = full_precision(output.logits.detach()).sigmoid()
+            return {"bag": self.criterion(output.logits, target), "spread": self._spread(score, positive)}
         with no_autocast(output.logits):
             if "log_mean" in output.auxiliary:
                 score, direction = self._smoothed_max(output.auxiliary["log_mean"], batch.ids, progress)
@@ -255,7 +271,7 @@ class MidamObjective(Objective):
             else:
                 sums = torch.stack([output.auxiliary["numerator"], self._wide(output)], dim=1)
                 score, direction = self._attended(sums, batch.ids, progress)
-            return self._terms(score, direction, one_against_rest(target, output.logits.shape[1]))
+            return self._terms(score, direction, positive)
 
     def _wide(self, output: MILOutput) -> Tensor:
         return output.auxiliary["denominator"].expand_as(output.auxiliary["numerator"])
@@ -267,8 +283,12 @@ class MidamObjective(Objective):
         gap = _mean_of(direction, ~positive) - _mean_of(direction, positive)
         pooling = 2 * _mean_of((score - a.detach()) * direction, positive)
         pooling = pooling + 2 * _mean_of((score - b.detach()) * direction, ~positive) + has_both * self.alpha * gap
-        spread = _mean_of((score - a).square(), positive) + _mean_of((score - b).square(), ~positive)
-        return {"pooling": pooling.mean(), "spread": spread.mean()}
+        return {"pooling": pooling.mean(), "spread": self._spread(score, positive)}
+
+    def _spread(self, score: Tensor, positive: Tensor) -> Tensor:
+        """Its gradient draws a and b to the class means. Both (b, k)."""
+        of_positive = _mean_of((score - self.positive_mean).square(), positive)
+        return (of_positive + _mean_of((score - self.negative_mean).square(), ~positive)).mean()
 
     def _smoothed_max(self, log_mean: Tensor, ids: Sequence[str], progress: Progress) -> tuple[Tensor, Tensor]:
         """log_mean: (b, k). Returns the logarithm of the state, and the ratio of the new value to it."""
@@ -310,17 +330,21 @@ class MidamObjective(Objective):
         """One step of alpha uphill, with the new a and b; it never falls below 0."""
         if self._ascends:
             slope = self.margin + self.negative_mean - self.positive_mean - self.alpha
-            self.alpha = (self.alpha + (lr if self.dual_lr is None else self.dual_lr) * slope).clamp(min=0)
+            self.alpha = (self.alpha + (lr if self.scalar_lr is None else self.scalar_lr) * slope).clamp(min=0)
 
     def parameter_groups(self, model: MILModel) -> Iterable[dict[str, Any]]:
         """The model's parameters; a and b, not decayed unless `decay_scalars`."""
         scalars: dict[str, Any] = {"params": [self.positive_mean, self.negative_mean]}
         if not self.decay_scalars:
             scalars["weight_decay"] = 0.0
+        if self.scalar_lr is not None:
+            scalars["lr"] = self.scalar_lr
         return [{"params": [p for p in model.parameters() if p.requires_grad]}, scalars]
 
-    def optimizer(self, model: MILModel, *, lr: float, weight_decay: float) -> torch.optim.Optimizer:
-        """The published optimiser of w, a and b; alpha moves in `after_optimizer_step`."""
+    def optimizer(self, model: MILModel, *, lr: float, weight_decay: float) -> torch.optim.Optimizer | None:
+        """With "sgd" the published one of w, a and b; alpha moves in `after_optimizer_step`."""
+        if not self.uses_sgd:
+            return None
         return torch.optim.SGD(
             self.parameter_groups(model),
             lr=lr,

@@ -96,6 +96,20 @@ class Mammoth(Regulariser):
         wrapped = _with_experts(model)
         return [*self.inner.parameter_groups(wrapped.behind), {"params": list(wrapped.layer.parameters())}]
 
+    def optimizer(self, model: MILModel, *, lr: float, weight_decay: float) -> torch.optim.Optimizer | None:
+        """The inner objective's, with the layer's parameters as one more group."""
+        wrapped = _with_experts(model)
+        found = self.inner.optimizer(wrapped.behind, lr=lr, weight_decay=weight_decay)
+        if found is not None:
+            found.add_param_group({"params": list(wrapped.layer.parameters())})
+        return found
+
+    def start_from(self, model: MILModel, baseline: MILModel) -> None:
+        """The layer is the baseline's, the rest is up to the inner objective. Raises ConfigError if they do not fit."""
+        wrapped, trained = _with_experts(model), _with_experts(baseline)
+        self.inner.start_from(wrapped.behind, trained.behind)
+        wrapped.layer.load_state_dict(trained.layer.state_dict())
+
     def after_optimizer_step(self, model: MILModel, batch: BagBatch, lr: float) -> None:
         """The inner objective's, of the model behind the layer."""
         self.inner.after_optimizer_step(_with_experts(model).behind, batch, lr)

@@ -11,16 +11,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from wsi_mil.report.evaluate import scored_columns
 from wsi_mil.report.method_figures import MethodFigures
 from wsi_mil.report.pictures import data_uri
-from wsi_mil.statistics import calibration, intervals, ranking
+from wsi_mil.report.ranking_figures import scored_columns
+from wsi_mil.statistics import intervals, ranking
 from wsi_mil.statistics.ranking import Bools, Floats
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#7A5C00", "#56B4E9", "#E69F00", "#333333")
 """After Okabe and Ito: told apart by colour-blind readers; the line styles tell them apart in black and white."""
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (7, 2)), (0, (3, 3)))
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "wsi-mil",
     "svg.fonttype": "path",
     "font.family": "DejaVu Sans",
@@ -32,7 +32,7 @@ _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "text.parse_math": False,
 }
-_GREY = "#6b7480"
+GREY = "#6b7480"
 _GRID = np.linspace(0.0, 1.0, 101)
 
 
@@ -51,7 +51,7 @@ def colour_of(place: int) -> str:
 
 def forest_chart(methods: Sequence[MethodFigures]) -> Chart:
     """Primary AUC with interval, one line a method."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.6, 0.9 + 0.46 * len(methods)), layout="constrained")
         axes = figure.add_subplot()
         for place, method in enumerate(methods):
@@ -61,73 +61,72 @@ def forest_chart(methods: Sequence[MethodFigures]) -> Chart:
             colour = colour_of(place)
             axes.plot([interval.low, interval.high], [place, place], color=colour, linewidth=3, solid_capstyle="butt")
             axes.plot([value], [place], "o", color=colour, markersize=9, markeredgecolor="white")
-        axes.axvline(0.5, color=_GREY, linestyle=":", linewidth=1.2)
+        axes.axvline(0.5, color=GREY, linestyle=":", linewidth=1.2)
         axes.set_yticks(range(len(methods)), [method.label for method in methods])
         axes.set_ylim(len(methods) - 0.5, -0.5)
         ends = [m.primary.interval.low for m in methods if np.isfinite(m.primary.interval.low)]
         axes.set_xlim(max(0.0, min([0.45, *ends]) - 0.03), 1.01)
         axes.set_xlabel("AUC with 95 % interval (dotted line: chance)")
         axes.grid(axis="y", visible=False)
-        return Chart(uri=_svg(figure), text="AUC of each method with its interval")
+        return Chart(uri=svg(figure), text="AUC of each method with its interval")
 
 
-def curves_chart(methods: Sequence[MethodFigures]) -> Chart:
+def curves_chart(methods: Sequence[MethodFigures], classes: Sequence[str]) -> Chart:
     """ROC and precision-recall curves of all methods over all patients; averaged one-vs-rest has no single curve."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         n_classes = methods[0].patients.probabilities.shape[1]
         columns = list(scored_columns(n_classes))
         figure = Figure(figsize=(10.4, 5.4 * len(columns)), layout="constrained")
         grid = figure.subplots(len(columns), 2, squeeze=False)
         for (roc_axes, pr_axes), column in zip(grid, columns, strict=True):
             for place, method in enumerate(methods):
-                truth, scores = _one_vs_rest(method, column)
+                truth, scores = one_vs_rest(method, column)
                 line = {"color": colour_of(place), "linestyle": DASHES[place % len(DASHES)], "linewidth": 2.0}
                 roc, pr = ranking.roc_curve(truth, scores), _outer(ranking.precision_recall_curve(truth, scores))
                 roc_axes.plot(roc.x, roc.y, label=f"{method.label}  {_two(ranking.auc(truth, scores))}", **line)
                 average = ranking.average_precision(truth, scores)
                 pr_axes.step(pr.x, pr.y, where="pre", label=f"{method.label}  {_two(average)}", **line)
-            title = "" if n_classes == 2 else f", class {column + 1} of {n_classes} against the rest"
+            title = "" if n_classes == 2 else f", “{classes[column]}” against the rest"
             _finish_roc(roc_axes, f"ROC{title}")
-            _finish_pr(pr_axes, _share(_one_vs_rest(methods[0], column)[0]), f"Precision and recall{title}")
+            _finish_pr(pr_axes, _share(one_vs_rest(methods[0], column)[0]), f"Precision and recall{title}")
             roc_axes.legend(loc="lower right", title="pooled AUC", fontsize=10, framealpha=0.9)
             pr_axes.legend(loc="lower left", title="average precision", fontsize=10, framealpha=0.9)
-        return Chart(uri=_svg(figure), text="ROC and precision-recall curves of all methods")
+        return Chart(uri=svg(figure), text="ROC and precision-recall curves of all methods")
 
 
-def method_chart(method: MethodFigures, place: int) -> Chart:
-    """ROC and precision-recall with bootstrap bands, and the calibration curve, of one method."""
-    with matplotlib.rc_context(_STYLE):
+def method_chart(method: MethodFigures, place: int, classes: Sequence[str]) -> Chart:
+    """ROC and precision-recall with bootstrap bands of one method."""
+    with matplotlib.rc_context(STYLE):
         columns = list(scored_columns(method.patients.probabilities.shape[1]))
-        figure = Figure(figsize=(12.6, 4.3 * len(columns)), layout="constrained")
-        for row, column in zip(figure.subplots(len(columns), 3, squeeze=False), columns, strict=True):
+        figure = Figure(figsize=(10.4, 4.6 * len(columns)), layout="constrained")
+        for row, column in zip(figure.subplots(len(columns), 2, squeeze=False), columns, strict=True):
             _draw_bands(row[0], row[1], method, column, colour_of(place))
-            _draw_calibration(row[2], method, column, colour_of(place))
             if len(columns) > 1:
-                row[0].set_title(f"ROC, class {column + 1} against the rest", loc="left", fontsize=12)
-        return Chart(uri=_svg(figure), text=f"ROC, precision-recall and calibration of {method.label}")
+                row[0].set_title(f"ROC, “{classes[column]}” against the rest", loc="left", fontsize=12)
+        return Chart(uri=svg(figure), text=f"ROC and precision-recall curves of {method.label}")
 
 
 def folds_chart(methods: Sequence[MethodFigures]) -> Chart:
     """AUC of each fold model: how much one figure may move."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.6, 0.9 + 0.46 * len(methods)), layout="constrained")
         axes = figure.add_subplot()
         for place, method in enumerate(methods):
             values = np.array([fold.auc for fold in method.folds])
             spread = np.linspace(-0.16, 0.16, len(values)) if len(values) > 1 else np.zeros(1)
             axes.plot(values, place + spread, "o", color=colour_of(place), markersize=7, alpha=0.75)
-        axes.axvline(0.5, color=_GREY, linestyle=":", linewidth=1.2)
+        axes.axvline(0.5, color=GREY, linestyle=":", linewidth=1.2)
         axes.set_yticks(range(len(methods)), [method.label for method in methods])
         axes.set_ylim(len(methods) - 0.5, -0.5)
         axes.set_xlim(-0.02, 1.02)
         axes.set_xlabel("AUC of each fold model (dotted line: chance)")
         axes.grid(axis="y", visible=False)
-        return Chart(uri=_svg(figure), text="AUC of each fold model")
+        return Chart(uri=svg(figure), text="AUC of each fold model")
 
 
 def mpp_chart(mpp: Sequence[float]) -> Chart:
     """How fine the slides were scanned."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.2, 2.5), layout="constrained")
         axes = figure.add_subplot()
         low, high = min(mpp), max(mpp)
@@ -136,10 +135,11 @@ def mpp_chart(mpp: Sequence[float]) -> Chart:
         axes.set_xlabel("microns per pixel at full resolution")
         axes.set_ylabel("slides")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        return Chart(uri=_svg(figure), text="Histogram of the slides' microns per pixel")
+        return Chart(uri=svg(figure), text="Histogram of the slides' microns per pixel")
 
 
-def _one_vs_rest(method: MethodFigures, column: int) -> tuple[Bools, Floats]:
+def one_vs_rest(method: MethodFigures, column: int) -> tuple[Bools, Floats]:
+    """Who has the class, and its probability."""
     return method.patients.targets == column, method.patients.probabilities[:, column]
 
 
@@ -148,7 +148,7 @@ def _share(truth: Bools) -> float:
 
 
 def _draw_bands(roc_axes: Axes, pr_axes: Axes, method: MethodFigures, column: int, colour: str) -> None:
-    truth, _ = _one_vs_rest(method, column)
+    truth, _ = one_vs_rest(method, column)
     if len(truth):
         _draw_curves(roc_axes, pr_axes, method, column, colour)
     _finish_roc(roc_axes, "ROC with 95 % band")
@@ -156,7 +156,7 @@ def _draw_bands(roc_axes: Axes, pr_axes: Axes, method: MethodFigures, column: in
 
 
 def _draw_curves(roc_axes: Axes, pr_axes: Axes, method: MethodFigures, column: int, colour: str) -> None:
-    truth, scores = _one_vs_rest(method, column)
+    truth, scores = one_vs_rest(method, column)
     hits, alarms, _ = intervals.bootstrap_curves(truth, scores, weights=method.patients.weights)
     kept = (hits[:, -1] > 0) & (alarms[:, -1] > 0)
     roc, pr = [], []
@@ -176,31 +176,15 @@ def _draw_curves(roc_axes: Axes, pr_axes: Axes, method: MethodFigures, column: i
     pr_axes.step(curve.x, curve.y, where="pre", color=colour, linewidth=2.2)
 
 
-def _draw_calibration(axes: Axes, method: MethodFigures, column: int, colour: str) -> None:
-    truth, scores = _one_vs_rest(method, column)
-    n_bins = int(np.clip(len(truth) // 8, 2, 10))
-    curve = calibration.calibration_curve(truth, scores, n_bins=n_bins)
-    bounds = [
-        intervals.wilson_interval(share, count, of="patients")
-        for share, count in zip(curve.observed.tolist(), curve.counts.tolist(), strict=True)
-    ]
-    reach = np.array([[s - b.low, b.high - s] for s, b in zip(curve.observed, bounds, strict=True)]).reshape(-1, 2).T
-    axes.plot([0, 1], [0, 1], color=_GREY, linestyle=":", linewidth=1.2)
-    axes.errorbar(curve.predicted, curve.observed, yerr=reach, fmt="o-", color=colour, capsize=3, linewidth=2.0)
-    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="predicted probability", ylabel="observed share")
-    axes.set_title("Calibration (dotted: perfect)", loc="left", fontsize=12)
-    axes.set_aspect("equal")
-
-
 def _finish_roc(axes: Axes, title: str) -> None:
-    axes.plot([0, 1], [0, 1], color=_GREY, linestyle=":", linewidth=1.2)
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.2)
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="1 - specificity", ylabel="sensitivity")
     axes.set_title(title, loc="left", fontsize=12)
     axes.set_aspect("equal")
 
 
 def _finish_pr(axes: Axes, prevalence: float, title: str) -> None:
-    axes.axhline(prevalence, color=_GREY, linestyle=":", linewidth=1.2)
+    axes.axhline(prevalence, color=GREY, linestyle=":", linewidth=1.2)
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="recall (sensitivity)", ylabel="precision")
     axes.set_title(title, loc="left", fontsize=12)
     axes.set_aspect("equal")
@@ -218,7 +202,8 @@ def _two(value: float) -> str:
     return f"{value:.2f}" if np.isfinite(value) else "not defined"
 
 
-def _svg(figure: Figure) -> str:
+def svg(figure: Figure) -> str:
+    """A drawn figure as a data: URI."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return data_uri("image/svg+xml", buffer.getvalue().encode())

@@ -6,14 +6,20 @@ from pathlib import Path
 import numpy as np
 
 from wsi_mil.errors import UserError
+from wsi_mil.leakage import LeakageAudit, read_leakage
 from wsi_mil.outcomes import Failure
 from wsi_mil.progress import progress
 from wsi_mil.report.audit import Audit, Flow, audit, cohort_flow
-from wsi_mil.report.evaluate import evaluate, within_folds
+from wsi_mil.report.benefit import Benefit, benefits
+from wsi_mil.report.choices import Choices, choices_of
+from wsi_mil.report.evaluate import evaluate
+from wsi_mil.report.faithful import MethodFaithfulness, read_faithfulness
 from wsi_mil.report.method_figures import MethodFigures
 from wsi_mil.report.pictures import Case, worst_cases
 from wsi_mil.report.pointing import Pointing, point
+from wsi_mil.report.ranking_figures import within_folds
 from wsi_mil.report.study import Study
+from wsi_mil.report.subgroups import Column, subgroups
 from wsi_mil.statistics.comparison import PairedTest, compare_aucs, holm
 
 
@@ -38,7 +44,17 @@ class Findings:
     audit: Audit
     methods: tuple[MethodFigures, ...]
     comparisons: tuple[Comparison, ...]
+    choices: tuple[Choices, ...]
+    """One a method."""
+    benefits: tuple[Benefit, ...]
+    """Binary only."""
+    columns: tuple[Column, ...]
+    """Subgroups."""
+    leakage: LeakageAudit | None
+    """The audit from before training; None where the run holds none."""
     pointing: tuple[Pointing, ...]
+    faithfulness: tuple[MethodFaithfulness, ...]
+    """Of the methods where cross-validation measured it."""
     cases: dict[str, tuple[Case, ...]]
     failures: tuple[Failure, ...]
 
@@ -62,15 +78,22 @@ def find(study: Study, *, slides_root: Path | None) -> Findings:
             bar.advance()
     methods = tuple(figures)
     prints, failed = fingerprints(study)
+    leakage, unread = before_training(study)
+    faithful, unmeasured = read_faithfulness(study)
     return Findings(
         study=study,
         flow=cohort_flow(study),
         audit=audit(study, prints),
         methods=methods,
         comparisons=tuple(compare_all(methods)),
+        choices=tuple(choices_of(method, found) for method, found in zip(study.methods, methods, strict=True)),
+        benefits=benefits(methods),
+        columns=subgroups(study, methods),
+        leakage=leakage,
         pointing=tuple(pointing),
+        faithfulness=tuple(faithful),
         cases=cases,
-        failures=(*_once(failures + failed),),
+        failures=(*_once(failures + failed + unread + unmeasured),),
     )
 
 
@@ -95,6 +118,17 @@ def compare_all(methods: tuple[MethodFigures, ...]) -> list[Comparison]:
         Comparison(first=a.label, second=b.label, patients=n, test=test, p_corrected=p)
         for (a, b), (test, n), p in zip(pairs, tests, corrected, strict=True)
     ]
+
+
+def before_training(study: Study) -> tuple[LeakageAudit | None, list[Failure]]:
+    """The leakage audit of the run; one that cannot be read is a Failure."""
+    path = study.run.leakage_path
+    if not path.is_file():
+        return None, []
+    try:
+        return read_leakage(path), []
+    except UserError as error:
+        return None, [Failure(item=path.name, outcome="not shown", reason=str(error))]
 
 
 def fingerprints(study: Study) -> tuple[dict[str, str], list[Failure]]:

@@ -56,6 +56,68 @@ class Patients:
     """(draws, n) bootstrap."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClassFigures:
+    """One class against the rest."""
+
+    within: Figure
+    pooled: Figure
+    average_precision: Figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecisionFigures:
+    """What follows once everybody has been called a class."""
+
+    accuracy: Figure
+    balanced_accuracy: Figure
+    f1_macro: Figure
+    kappa: Figure
+    """Cohen's, unweighted: agreement with the truth beyond what the marginal counts give by chance."""
+    f1_positive: Figure | None
+    """This and the next two: binary only."""
+    sensitivity: Figure | None
+    specificity: Figure | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatingPoints:
+    """What the pooled ROC curve offers where one of its two sides is fixed."""
+
+    fixed: float
+    sensitivity: Figure
+    """The highest, where specificity is at least `fixed`."""
+    specificity: Figure
+    """The highest, where sensitivity is at least `fixed`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbabilityFigures:
+    """How far the probabilities are from the truth; 0 is best."""
+
+    brier: Figure
+    log_loss: Figure
+    ece: Figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingFigures:
+    """All folds of one repeat and seed: one training of the method."""
+
+    auc: float
+    """Within folds."""
+    balanced_accuracy: float
+    brier: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlideFigures:
+    """At level slide: over slides, intervals by patients."""
+
+    auc: Figure
+    balanced_accuracy: Figure
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MethodFigures:
     """Everything the report says about a method."""
@@ -70,18 +132,21 @@ class MethodFigures:
     primary_bootstrap: Interval
     pooled: Figure
     pooled_gap: float
-    class_aucs: tuple[float, ...]
+    classes: tuple[ClassFigures, ...]
+    """In the configured order; of a binary task the positive class alone."""
     average_precision: Figure
-    balanced_accuracy: Figure
-    brier: Figure
-    log_loss: float
-    ece: float
     confusion: NDArray[np.int64]
+    decided: DecisionFigures
+    operating: OperatingPoints | None
+    raw: ProbabilityFigures
+    calibrated: ProbabilityFigures | None
+    """After the calibration that validation fitted; None where the run holds none."""
+    calibrated_probabilities: Floats | None
+    """(n, n_classes) of the patients, like `patients.probabilities`."""
     folds: tuple[FoldFigures, ...]
-    by_seed: dict[tuple[int, int], float]
-    """(repeat, seed) -> within-fold AUC of that training alone."""
-    slide_auc: Figure | None
-    """At level slide: within-fold AUC over slides, interval by patients."""
+    by_training: dict[tuple[int, int], TrainingFigures]
+    """(repeat, seed) -> that training alone."""
+    slides: SlideFigures | None
 
     @property
     def flagged(self) -> bool:

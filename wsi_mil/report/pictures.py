@@ -14,11 +14,12 @@ from tiling.slide import Slide
 from wsi_mil.annotations import read_polygons
 from wsi_mil.cases import SlideFinder, check_same_slide
 from wsi_mil.errors import UserError
-from wsi_mil.heatmap import TileGeometry, TileScores, default_column, meaning, overlay, rasterise
+from wsi_mil.heatmap import ScoreColumn, TileGeometry, TileScores, default_column, meaning, overlay, rasterise
 from wsi_mil.outcomes import Failure
 from wsi_mil.report.method_figures import MethodFigures
 from wsi_mil.report.pointing import held_out_keys
 from wsi_mil.report.study import Study
+from wsi_mil.report.tile_pictures import Place, choose_tiles, cut_tiles, mark_tiles
 from wsi_mil.runs import FoldKey
 
 Rgb = NDArray[np.uint8]
@@ -26,6 +27,16 @@ Rgb = NDArray[np.uint8]
 SIDE_PX = 420
 LISTED = 10
 PICTURED = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class TilePicture:
+    """One tile of the slide. Its address is a data: URI."""
+
+    uri: str
+    mark: str
+    highest: bool
+    score: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +49,8 @@ class Picture:
     caption: str
     remark: str
     """Why something is missing; empty when nothing is."""
+    tiles: tuple[TilePicture, ...]
+    """Highest score first, then from the lowest up; empty without the slide."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +60,16 @@ class Case:
     place: int
     """Row in the method's patients."""
     picture: Picture | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Seen:
+    """What was read from the slide's file; nothing where it is not at hand."""
+
+    thumbnail: Rgb | None = None
+    tiles: tuple[Rgb, ...] = ()
+    trouble: str = ""
+    """Why there is no tile although there is a thumbnail."""
 
 
 def worst_cases(study: Study, figures: MethodFigures, *, slides_root: Path | None) -> tuple[list[Case], list[Failure]]:
@@ -77,32 +100,57 @@ def _picture(
         return None, []
     keys = held_out_keys(study, figures.label, slide, patient)
     failures: list[Failure] = []
-    remarks: list[str] = []
     scores: TileScores | None = None
-    thumbnail: Rgb | None = None
     try:
         scores = study.run.scores(figures.label, keys[0], slide) if keys else None
     except UserError as error:
         failures.append(Failure(item=slide, outcome="no heat map", reason=str(error)))
-    if scores is None:
-        remarks.append("No held-out tile scores are stored for this slide.")
+    predicted = study.classes[int(figures.patients.decisions[place])]
+    column = default_column(scores.columns, predicted) if scores is not None else None
+    chosen = choose_tiles(scores, column) if scores is not None and column is not None else ()
+    seen = _Seen()
     try:
-        thumbnail = _thumbnail(study, slide, finder, scores)
+        seen = _look(study, slide, finder, scores, chosen)
     except Exception as error:  # any reader, any damaged file: a picture must not cost the report
         failures.append(Failure(item=slide, outcome="no thumbnail", reason=str(error)))
-    if thumbnail is None:
+    if seen.trouble:
+        failures.append(Failure(item=slide, outcome="no tiles", reason=seen.trouble))
+    return _compose(study, slide, seen, scores, column, chosen, keys), failures
+
+
+def _compose(
+    study: Study,
+    slide: str,
+    seen: _Seen,
+    scores: TileScores | None,
+    column: ScoreColumn | None,
+    chosen: tuple[Place, ...],
+    keys: list[FoldKey],
+) -> Picture:
+    remarks = [] if scores is not None else ["No held-out tile scores are stored for this slide."]
+    if seen.thumbnail is None:
         remarks.append("The slide file is not reachable, or not the one that was scored, so no tissue is shown.")
-    predicted = study.classes[int(figures.patients.decisions[place])]
-    heat, caption = _heat(scores, thumbnail, predicted, keys[0]) if scores is not None else (None, "")
-    outline = _outline(study, slide, scores.geometry) if scores is not None else ()
-    size_l0 = scores.geometry.level0_size if scores is not None else None
+    if scores is None or column is None:
+        return Picture(
+            slide=slide, thumbnail=_jpeg(seen.thumbnail), heatmap="", caption="", remark=" ".join(remarks), tiles=()
+        )
+    heat, caption = _heat(scores, seen.thumbnail, column, keys[0])
+    outline = _outline(study, slide, scores.geometry)
+    size_l0 = scores.geometry.level0_size
+    thumbnail = _outlined(seen.thumbnail, outline, size_l0)
+    if thumbnail is not None:
+        thumbnail = mark_tiles(thumbnail, scores, chosen)
     return Picture(
         slide=slide,
-        thumbnail=_jpeg(_outlined(thumbnail, outline, size_l0)),
+        thumbnail=_jpeg(thumbnail),
         heatmap=_jpeg(_outlined(heat, outline, size_l0)),
         caption=caption + (" Black line: the annotation." if outline else ""),
         remark=" ".join(remarks),
-    ), failures
+        tiles=tuple(
+            TilePicture(uri=_jpeg(tile), mark=place.mark, highest=place.highest, score=place.score)
+            for place, tile in zip(chosen, seen.tiles, strict=False)  # no tile where the slide is not at hand
+        ),
+    )
 
 
 def _telling_slide(study: Study, figures: MethodFigures, patient: str, target: int) -> str | None:
@@ -119,10 +167,13 @@ def _telling_slide(study: Study, figures: MethodFigures, patient: str, target: i
     return min(sorted(losses), key=lambda slide: losses[slide]) if losses else str(own[0])
 
 
-def _thumbnail(study: Study, slide: str, finder: SlideFinder | None, scores: TileScores | None) -> Rgb | None:
-    """The slide small; None where no folder of slides is known. Raises SlideError unless the scored file is found."""
+def _look(
+    study: Study, slide: str, finder: SlideFinder | None, scores: TileScores | None, chosen: tuple[Place, ...]
+) -> _Seen:
+    """The slide small, and the chosen tiles. Raises SlideError unless the scored file is found; nothing is seen where
+    no folder of slides is known."""
     if finder is None:
-        return None
+        return _Seen()
     row = study.used[study.used["slide"] == slide].iloc[0]
     path = finder.locate(slide, path=row["path"])
     mpp = (float(row["mpp_x"]), float(row["mpp_y"])) if row["mpp_x"] and row["mpp_y"] else None
@@ -131,11 +182,15 @@ def _thumbnail(study: Study, slide: str, finder: SlideFinder | None, scores: Til
             check_same_slide(opened, scores)
         width, height = opened.size_l0
         longest_um = max(width * opened.info.mpp[0], height * opened.info.mpp[1])
-        return opened.thumbnail(mpp=longest_um / SIDE_PX)
+        thumbnail = opened.thumbnail(mpp=longest_um / SIDE_PX)
+        try:
+            tiles = tuple(cut_tiles(opened, scores, chosen)) if scores is not None else ()
+        except Exception as error:  # as above: a damaged place must not cost the thumbnail
+            return _Seen(thumbnail=thumbnail, trouble=str(error))
+        return _Seen(thumbnail=thumbnail, tiles=tiles)
 
 
-def _heat(scores: TileScores, thumbnail: Rgb | None, predicted: str, key: FoldKey) -> tuple[Rgb, str]:
-    column = default_column(scores.columns, predicted)
+def _heat(scores: TileScores, thumbnail: Rgb | None, column: ScoreColumn, key: FoldKey) -> tuple[Rgb, str]:
     ground = thumbnail if thumbnail is not None else _blank(scores)
     picture = overlay(ground, rasterise(scores, column.name), scores.geometry, column=column)
     about = f"Class shown: {column.label}." if column.label is not None else "It speaks of no particular class."

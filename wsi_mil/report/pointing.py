@@ -10,15 +10,32 @@ from wsi_mil.annotations import lesion_fraction, read_polygons
 from wsi_mil.errors import UserError
 from wsi_mil.heatmap import ScoreColumn, TileScores
 from wsi_mil.outcomes import Failure
+from wsi_mil.report.detection import Detection, Detector, detection_of
 from wsi_mil.report.study import Study
 from wsi_mil.runs import FoldKey
-from wsi_mil.statistics import intervals
-from wsi_mil.statistics.localisation import Localisation, SlideLocalisation, localise, localise_all
+from wsi_mil.statistics.froc import SlideMarks
+from wsi_mil.statistics.intervals import Interval
+from wsi_mil.statistics.localisation import (
+    Localisation,
+    MapDice,
+    SlideLocalisation,
+    dice,
+    dice_all,
+    localise,
+    localise_all,
+    mean_interval,
+)
 from wsi_mil.statistics.ranking import Bools, Floats
+from wsi_mil.thresholds import threshold_of
 
 LESION_TILE = 0.5
 """A tile counts as lesion when the annotation covers at least this share of it."""
 SEED = 20240502
+NO_CUT = (
+    "not defined: this score has no threshold of its own, and none can be chosen on validation slides, whose tile "
+    "scores a run does not keep"
+)
+NO_CUT_OF_CLASSES = "not defined: there is a threshold for two classes only"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +46,26 @@ class SlidePointing:
     patient: str
     kind: str
     figures: SlideLocalisation
+    cut: float
+    """Where the tile map is cut, the mean over the models that scored it; NaN where there is no such cut."""
+    dice: float
+    """At the cut; NaN without one, or without a lesion tile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """Dice of the tile maps with the annotation, at a threshold in which no test slide had a say.
+
+    For the probability of the positive class a tile is called from the model's own threshold for its patients up, which
+    validation patients chose (or 0.5 stands in). It was fitted to patients, not to tiles: annotated validation slides
+    leave no scores of tiles in a run. Attention and contributions have no threshold, so they have no Dice.
+    """
+
+    figures: MapDice | None
+    interval: Interval
+    """Of the mean over slides, by resampling patients; none below 10 patients."""
+    cut: str
+    """Where the threshold comes from, or why there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +78,11 @@ class Pointing:
     """The method's own way of pointing, the one that heat maps draw."""
     slides: tuple[SlidePointing, ...]
     together: Localisation
-    interval: intervals.Interval
+    interval: Interval
     """Of the mean AUC over slides, by resampling patients; none below 10 patients."""
+    overlap: Overlap
+    detection: Detection | None
+    """FROC of the method's own score; None for the others, and where no slide has an outline."""
 
 
 def held_out_keys(study: Study, method: str, slide: str, patient: str) -> list[FoldKey]:
@@ -63,11 +103,15 @@ def point(study: Study) -> tuple[list[Pointing], list[Failure]]:
             polygons[slide] = read_polygons(Path(path), bounds_l0=_bounds_l0(study, slide))
         except UserError as error:
             failures.append(Failure(item=slide, outcome="no annotation", reason=str(error)))
+    detector = Detector(study, polygons)
     found: list[Pointing] = []
     for method in study.methods:
-        parts, failed = _collect(study, method.label, polygons)
+        kinds, marks, failed = _collect(study, method.label, detector)
         failures.extend(failed)
-        found.extend(_together(method.label, kind, place == 0, slides) for place, (kind, slides) in enumerate(parts))
+        found.extend(
+            _together(method.label, parts, place == 0, detection_of(marks, detector.negatives_are))
+            for place, parts in enumerate(kinds)
+        )
     return found, failures
 
 
@@ -82,47 +126,71 @@ def _bounds_l0(study: Study, slide: str) -> tuple[int, int, int, int]:
     return 0, 0, 0, 0
 
 
-_Part = tuple[SlidePointing, Bools, Floats]
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Part:
+    """One slide and kind of score, tile by tile."""
+
+    about: SlidePointing
+    lesion: Bools
+    scores: Floats
+    called: Bools | None
+    cut: str
 
 
 def _collect(
-    study: Study, method: str, polygons: dict[str, tuple[shapely.Polygon, ...]]
-) -> tuple[list[tuple[str, list[_Part]]], list[Failure]]:
-    """Kinds of score in the method's order, each with its slides."""
+    study: Study, method: str, detector: Detector
+) -> tuple[list[list[_Part]], list[tuple[str, SlideMarks]], list[Failure]]:
+    """For each kind of score, in the method's order, its annotated slides; and for the first the detections of all
+    slides that count in FROC, each with its patient.
+    """
     kinds: dict[str, list[_Part]] = {}
+    marks: list[tuple[str, SlideMarks]] = []
     failures: list[Failure] = []
-    rows = study.used[study.used["slide"].isin(list(polygons))]
+    rows = study.used[study.used["slide"].isin([*detector.polygons, *detector.negatives])]
     for slide, patient, target in rows[["slide", "patient", "target"]].itertuples(index=False):
         try:
             keys = held_out_keys(study, method, slide, patient)
             stored = [study.run.scores(method, key, slide) for key in keys]
-            for kind, part in _slide_parts(study, stored, slide, patient, target, polygons[slide]):
-                kinds.setdefault(kind, []).append(part)
+            columns = _one_a_kind(stored[0].columns, study.positive if study.binary else target) if stored else []
+            values = [np.mean([_comparable(one, column) for one in stored], axis=0) for column in columns]
+            if slide in detector.polygons and stored:
+                lesion = _lesion_tiles(stored[0], detector.polygons[slide])
+                for column, scores in zip(columns, values, strict=True):
+                    cut, source = _cut(study, method, keys, column)
+                    part = _part(slide, patient, column.kind, lesion, scores, cut=cut, source=source)
+                    kinds.setdefault(column.kind, []).append(part)
+            if columns and detector.counts(slide):
+                marks.append((patient, detector.marks(stored[0], values[0])))
         except (UserError, OSError, ValueError) as error:
             failures.append(Failure(item=slide, outcome="not compared", reason=f"{method}: {error}"))
-    return list(kinds.items()), failures
+    return list(kinds.values()), marks, failures
 
 
-def _slide_parts(
-    study: Study,
-    stored: list[TileScores],
-    slide: str,
-    patient: str,
-    target: str,
-    polygons: tuple[shapely.Polygon, ...],
-) -> list[tuple[str, _Part]]:
-    if not stored:
-        return []
-    first = stored[0]
-    lesion = lesion_fraction(first.coords_l0, first.geometry.tile_size_l0, polygons) >= LESION_TILE
-    sought = study.positive if study.binary else target
-    parts = []
-    for column in _one_a_kind(first.columns, sought):
-        scores = np.mean([_comparable(one, column) for one in stored], axis=0)
-        figures = localise(lesion, scores)
-        about = SlidePointing(slide=slide, patient=patient, kind=column.kind, figures=figures)
-        parts.append((column.kind, (about, lesion, scores)))
-    return parts
+def _lesion_tiles(scores: TileScores, polygons: tuple[shapely.Polygon, ...]) -> Bools:
+    return lesion_fraction(scores.coords_l0, scores.geometry.tile_size_l0, polygons) >= LESION_TILE
+
+
+def _part(slide: str, patient: str, kind: str, lesion: Bools, scores: Floats, *, cut: float, source: str) -> _Part:
+    called = scores >= cut if np.isfinite(cut) else None
+    about = SlidePointing(
+        slide=slide,
+        patient=patient,
+        kind=kind,
+        figures=localise(lesion, scores),
+        cut=cut,
+        dice=float("nan") if called is None else dice(lesion, called),
+    )
+    return _Part(about=about, lesion=lesion, scores=scores, called=called, cut=source)
+
+
+def _cut(study: Study, method: str, keys: list[FoldKey], column: ScoreColumn) -> tuple[float, str]:
+    """Where these models' tile map is cut, and the words for it; NaN where it is not defined."""
+    if column.kind != "probability":
+        return float("nan"), NO_CUT
+    if not study.binary:
+        return float("nan"), NO_CUT_OF_CLASSES
+    cuts = [threshold_of(study.run, method, key, study.classes, target=study.target) for key in keys]
+    return float(np.mean([cut.value for cut in cuts])), "; ".join(sorted({cut.source for cut in cuts}))
 
 
 def _one_a_kind(columns: tuple[ScoreColumn, ...], sought: str) -> list[ScoreColumn]:
@@ -140,24 +208,30 @@ def _comparable(scores: TileScores, column: ScoreColumn) -> Floats:
     return values / values.mean() if column.kind == "attention" and values.mean() > 0 else values
 
 
-def _together(method: str, kind: str, own: bool, parts: list[_Part]) -> Pointing:
-    slides = tuple(about for about, _, _ in parts)
+def _together(method: str, parts: list[_Part], own: bool, detection: Detection | None) -> Pointing:
+    slides = tuple(part.about for part in parts)
     return Pointing(
         method=method,
-        kind=kind,
+        kind=slides[0].kind,
         own=own,
         slides=slides,
-        together=localise_all([lesion for _, lesion, _ in parts], [scores for _, _, scores in parts]),
-        interval=_interval(slides),
+        together=localise_all([part.lesion for part in parts], [part.scores for part in parts]),
+        interval=_interval([slide.figures.auc for slide in slides], slides),
+        overlap=_overlap(parts, slides),
+        detection=detection if own else None,
     )
 
 
-def _interval(slides: tuple[SlidePointing, ...]) -> intervals.Interval:
-    defined = [slide for slide in slides if np.isfinite(slide.figures.auc)]
-    patients = sorted({slide.patient for slide in defined})
-    if len(patients) < intervals.FEW:
-        return intervals.percentile_interval(np.empty(0))
-    weights = intervals.patient_weights(np.zeros(len(patients), dtype=np.int64), seed=SEED)
-    rows = weights[:, [patients.index(slide.patient) for slide in defined]]
-    values = np.array([slide.figures.auc for slide in defined])
-    return intervals.percentile_interval(intervals.bootstrap_mean(values, weights=rows))
+def _overlap(parts: list[_Part], slides: tuple[SlidePointing, ...]) -> Overlap:
+    cut = "; ".join(sorted({part.cut for part in parts}))
+    called = [part.called for part in parts if part.called is not None]
+    whole = len(called) == len(parts)
+    return Overlap(
+        figures=dice_all([part.lesion for part in parts], called) if whole else None,
+        interval=_interval([slide.dice for slide in slides], slides),
+        cut=cut,
+    )
+
+
+def _interval(values: list[float], slides: tuple[SlidePointing, ...]) -> Interval:
+    return mean_interval(np.array(values), [slide.patient for slide in slides], seed=SEED)

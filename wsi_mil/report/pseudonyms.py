@@ -6,6 +6,7 @@ import re
 import secrets
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from tiling.atomic import write_text
 
@@ -14,6 +15,7 @@ _SHORTEST_ANYWHERE = 4
 """Shorter ids are replaced where they stand alone: inside a word they are mere letters."""
 _SHORTEST_TOLD_APART = 3
 """Of still shorter ids nobody can tell whether `7` is the patient or a count: such a sentence is withheld."""
+_PATH_KEYS = frozenset({"table", "slides", "bags", "file", "fixes", "out", "path", "weights", "mask", "annotation"})
 _PATH = re.compile(r"[/\\]\S")
 
 
@@ -44,6 +46,10 @@ class Names:
         """What a failure is about: a slide or a patient by its stand-in, anything else as `text`."""
         return self._slides.get(name) or self._patients.get(name) or self.text(name)
 
+    def slide_or_text(self, name: str) -> str:
+        """The slide's id or its stand-in; of another name, `text`."""
+        return self._slides.get(name) or self.text(name)
+
     def text(self, sentence: str) -> str:
         """A sentence from the run with every id in it replaced.
 
@@ -55,6 +61,16 @@ class Names:
         if _PATH.search(sentence) or any(len(id_) < _SHORTEST_TOLD_APART for id_ in self._pattern.findall(sentence)):
             return WITHHELD
         return self._pattern.sub(lambda match: self._known[match.group()], sentence)
+
+    def facts(self, value: Any, *, key: str = "") -> Any:
+        """A configuration as it is, or without paths and ids where these are to be hidden."""
+        if isinstance(value, dict):
+            return {str(name): self.facts(inner, key=str(name)) for name, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.facts(inner, key=key) for inner in value]
+        if not self.hidden or not isinstance(value, str):
+            return value
+        return WITHHELD if key in _PATH_KEYS else self.text(value)
 
 
 def _alone_if_short(name: str) -> str:

@@ -1,7 +1,7 @@
 """What a finished cross-validation holds, read once: predictions as arrays, cohort, folds, who chose the epoch."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,10 @@ class Trained:
     test: Rows
     validation: dict[FoldKey, Rows]
     selections: dict[FoldKey, Selection]
+    target: str = ""
+    """Name of the target: a selection keeps thresholds and calibrations by it."""
+    calibrated: Rows | None = None
+    """The test rows with the probabilities that the calibration fitted on validation gives; None without any."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,7 +111,7 @@ def read_study(path: Path) -> Study:
     task = config["task"]
     classes = tuple(str(name) for name in task["classes"])
     predictions = run.predictions()
-    methods = tuple(_trained(run, label, predictions, classes) for label in run.methods())
+    methods = tuple(_trained(run, label, predictions, classes, str(task["target"])) for label in run.methods())
     if not any(len(method.test) for method in methods):
         raise RunError(f"{run.predictions_path} has no row. Give the same crossval command again to finish the run.")
     return Study(
@@ -151,6 +155,20 @@ def rows_of(frame: pd.DataFrame, classes: tuple[str, ...], *, source: str) -> Ro
     )
 
 
+def calibrated_rows(frame: pd.DataFrame, rows: Rows, classes: tuple[str, ...], *, source: str) -> Rows | None:
+    """`rows` (read from `frame`) with calibrated probabilities; None where the run holds none for every row."""
+    columns = [f"calibrated_{name}" for name in classes]
+    if not rows or not set(columns) <= set(frame.columns) or (frame[columns] == "").any(axis=None):
+        return None
+    try:
+        probabilities = frame[columns].to_numpy(dtype=np.float64)
+    except ValueError as error:
+        raise RunError(f"{source}: a calibrated probability is no number ({error}). {GIVE_AGAIN}") from error
+    if not (np.isfinite(probabilities) & (probabilities >= 0) & (probabilities <= 1)).all():
+        raise RunError(f"{source}: a calibrated probability lies outside 0 to 1. {GIVE_AGAIN}")
+    return replace(rows, probabilities=probabilities)
+
+
 def patient_rows(rows: Rows) -> tuple[Rows, tuple[str, ...]]:
     """One row a patient and model: the mean probability over the patient's slides. Sorted by model and patient.
 
@@ -189,13 +207,18 @@ def seed_means(rows: Rows) -> Rows:
     )
 
 
-def _trained(run: RunDir, label: str, predictions: pd.DataFrame, classes: tuple[str, ...]) -> Trained:
-    own = predictions[predictions["method"] == label]
-    test = rows_of(own, classes, source=str(run.predictions_path))
-    validation, selections = {}, {}
-    for key in sorted(set(test.keys)):
-        source = str(run.validation_path(label, key))
-        validation[key] = rows_of(run.validation(label, key), classes, source=source)
-        if run.selection_path(label, key).is_file():
-            selections[key] = run.selection(label, key)
-    return Trained(label=label, test=test, validation=validation, selections=selections)
+def _trained(run: RunDir, label: str, predictions: pd.DataFrame, classes: tuple[str, ...], target: str) -> Trained:
+    own, source = predictions[predictions["method"] == label], str(run.predictions_path)
+    test = rows_of(own, classes, source=source)
+    keys = sorted(set(test.keys))
+    return Trained(
+        label=label,
+        test=test,
+        validation={
+            key: rows_of(run.validation(label, key), classes, source=str(run.validation_path(label, key)))
+            for key in keys
+        },
+        selections={key: run.selection(label, key) for key in keys if run.selection_path(label, key).is_file()},
+        target=target,
+        calibrated=calibrated_rows(own, test, classes, source=source),
+    )

@@ -1,9 +1,12 @@
 """The report's sentences: what was asked, what came out, what to mind, and what it does not show."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from wsi_mil.report.findings import Findings
-from wsi_mil.report.method_figures import MethodFigures
+from wsi_mil.report.method_figures import Figure, MethodFigures
 from wsi_mil.statistics import decisions
 from wsi_mil.statistics.intervals import FEW, Interval
 
@@ -24,9 +27,30 @@ def span(interval: Interval, digits: int = 2) -> str:
     return f"{interval.low:.{digits}f}–{interval.high:.{digits}f}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A figure as text."""
+
+    value: str
+    span: str
+    how: str
+    """The interval's method."""
+
+
+def shown(figure: Figure, digits: int = 2) -> Shown:
+    """A figure, its interval and where that comes from."""
+    return Shown(value=number(figure.value, digits), span=span(figure.interval, digits), how=figure.interval.method)
+
+
 def signed(value: float, digits: int = 2) -> str:
     """A difference with its sign, the minus as wide as the plus."""
     return f"{value:+.{digits}f}".replace("-", "−") if np.isfinite(value) else "not defined"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Numbers in one phrase: the one there is, or from the least to the largest."""
+    low, high = min(values), max(values)
+    return f"{low:.4g}" if f"{low:.4g}" == f"{high:.4g}" else f"{low:.4g} to {high:.4g}, median {np.median(values):.4g}"
 
 
 def threshold(method: MethodFigures, found: Findings) -> str:

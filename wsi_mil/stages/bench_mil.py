@@ -1,18 +1,17 @@
 """Stage `bench mil`: methods on the benchmark data of MIL that are no slides, beside the published accuracies.
 
-Folds are the stored ones. Features are standardised on the training part of each fold, epochs are fixed beforehand,
-bags are called by their most probable class: nothing is chosen by a look at a test bag.
+Folds are the stored ones. Features are standardised on the training part of each fold, the number of epochs is fixed
+beforehand or chosen inside it, bags are called by their most probable class: nothing is chosen by a look at a test bag.
+Each finished model is a row of bench_mil_rows.csv, so the same command goes on where it was stopped.
 """
 
 import inspect
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import pandas as pd
@@ -20,23 +19,20 @@ import torch
 
 from tiling.atomic import write_text
 from wsi_mil.classic_bags import ClassicBags, read_classic
-from wsi_mil.datasets import BagDataset
+from wsi_mil.classic_training import Choose, ClassicJob, ClassicRow, train_and_test
 from wsi_mil.errors import ConfigError, UserError
-from wsi_mil.evaluation import answer_each, probabilities
 from wsi_mil.lookup import find_model
 from wsi_mil.methods import MethodSpec, build, override, rehearse, resolve_methods
 from wsi_mil.outcomes import Failure, Summary
 from wsi_mil.progress import progress
-from wsi_mil.randomness import derive_seed
 from wsi_mil.runs import write_frame
-from wsi_mil.statistics.ranking import macro, one_vs_rest_auc
 from wsi_mil.train_spec import TrainSpec
-from wsi_mil.training import FitFiles, fit, weights_seed
 from wsi_mil.workers import run_in_processes
 
 PUBLISHED = Path(__file__).with_name("published_accuracies.csv")
 _TRAIN = TrainSpec(epochs=40, lr=5e-4, weight_decay=1e-4, selection="none", device="cpu", checkpoint_seconds=math.inf)
 _LARGE_Z = 2.5
+_Key = tuple[str, str, str, int, int, int]
 
 
 def bench_mil(
@@ -45,6 +41,7 @@ def bench_mil(
     out: Path,
     methods: list[str | MethodSpec] = ["mean_pool", "max_pool", "abmil"],  # noqa: B006
     train: TrainSpec = _TRAIN,
+    choose: Choose = "none",
     repeats: int | None = None,
     workers: int = 1,
 ) -> Summary:
@@ -55,6 +52,8 @@ def bench_mil(
         out: folder for bench_mil.md, bench_mil.csv (a row a method) and bench_mil_folds.csv (a row a fold)
         methods: names such as [mean_pool, abmil+aem], or mappings with name, label, params, train ...
         train: how models are trained; selection must be none, a fixed number of epochs
+        choose: epochs lets a quarter of each training part choose the number of epochs, at most train.epochs; then the
+            whole part is trained on for so long
         repeats: how many of the stored repeats are run; all when not given
         workers: processes, each with one thread
     """
@@ -63,32 +62,44 @@ def bench_mil(
     sets = [read_classic(path) for path in _files(data)]
     plans = [_plan(spec, train, sets) for spec in resolve_methods(methods)]
     jobs = [
-        _Job(bags=bags, method=method, train=own, repeat=repeat, fold=fold, seed=seed)
+        ClassicJob(bags=bags, method=method, train=own, choose=choose, repeat=repeat, fold=fold, seed=seed)
         for bags in sets
         for method, own in plans
         for repeat, fold in bags.folds
         for seed in own.seeds
         if repeats is None or repeat < repeats
     ]
-    rows: list[_Row] = []
+    known = _kept(out / "bench_mil_rows.csv")
+    again = {_key(job) for job in jobs} & known.keys()
     failures: list[Failure] = []
     with progress("bench mil", len(jobs), "models") as bar:
-        for job, result in _run(jobs, workers):
+        bar.advance(len(again))
+        for job, result in _run([job for job in jobs if _key(job) not in again], workers):
             bar.advance(1, job.name)
-            if isinstance(result, _Row):
-                rows.append(result)
+            if isinstance(result, ClassicRow):
+                known[_key(job)] = result
+                write_frame(out / "bench_mil_rows.csv", _as_frame(known))
             else:
                 failures.append(Failure(item=job.name, outcome="failed", reason=result))
+    rows = [known[_key(job)] for job in jobs if _key(job) in known]
     if not rows:
         return Summary(stage="bench mil", out=out, failures=tuple(failures))
     folds = _per_fold(rows)
     table = summarise(folds, methods=[method for method, _ in plans], published=pd.read_csv(PUBLISHED))
-    text = as_markdown(table, train=train)
+    text = as_markdown(table, train=train, choose=choose)
     write_frame(out / "bench_mil_folds.csv", folds)
     write_frame(out / "bench_mil.csv", table)
     write_text(out / "bench_mil.md", text)
-    done = tuple(f"{row.dataset} {row.method}" for row in table.itertuples())
-    return Summary(stage="bench mil", out=out, done=done, failures=tuple(failures), notes=(text,))
+    new = {(job.bags.name, job.method.shown) for job in jobs if _key(job) in known.keys() - again}
+    names = [(str(row.dataset), str(row.method)) for row in table.itertuples()]
+    return Summary(
+        stage="bench mil",
+        out=out,
+        done=tuple(" ".join(name) for name in names if name in new),
+        reused=tuple(" ".join(name) for name in names if name not in new),
+        failures=tuple(failures),
+        notes=(text,),
+    )
 
 
 def summarise(folds: pd.DataFrame, *, methods: Sequence[MethodSpec], published: pd.DataFrame) -> pd.DataFrame:
@@ -109,8 +120,11 @@ def summarise(folds: pd.DataFrame, *, methods: Sequence[MethodSpec], published: 
     return pd.DataFrame(rows)
 
 
-def as_markdown(table: pd.DataFrame, *, train: TrainSpec) -> str:
+def as_markdown(table: pd.DataFrame, *, train: TrainSpec, choose: Choose = "none") -> str:
     """The table, and how it is to be read."""
+    epochs = "fixed beforehand"
+    if choose == "epochs":
+        epochs = "at most, their number chosen by a quarter of each training part before all of it is trained on"
     lines = [
         "| data | method | folds | accuracy | AUC | published accuracy | z |",
         "|---|---|---|---|---|---|---|",
@@ -126,7 +140,7 @@ def as_markdown(table: pd.DataFrame, *, train: TrainSpec) -> str:
         [
             *lines,
             "",
-            f"Stored folds; features standardised on the training part of each; {train.epochs} epochs fixed beforehand "
+            f"Stored folds; features standardised on the training part of each; {train.epochs} epochs {epochs} "
             f"(lr {train.lr:g}, weight decay {train.weight_decay:g}, {train.bags_per_step} bags a step) unless a "
             "method says otherwise; no choice looks at a test bag. Mean ± standard error over folds; folds of several "
             "repeats share bags, so it is too small rather than too large. AUC leaves out test parts without a class. "
@@ -135,36 +149,6 @@ def as_markdown(table: pd.DataFrame, *, train: TrainSpec) -> str:
             "",
         ]
     )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Job:
-    """One model to train and test. Travels to another process."""
-
-    bags: ClassicBags
-    method: MethodSpec
-    train: TrainSpec
-    repeat: int
-    fold: int
-    seed: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.bags.name} {self.method.shown} r{self.repeat}_f{self.fold}_s{self.seed}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Row:
-    """What one model reached on its test part."""
-
-    dataset: str
-    method: str
-    repeat: int
-    fold: int
-    seed: int
-    test_bags: int
-    accuracy: float
-    auc: float
 
 
 def _files(data: Path) -> list[Path]:
@@ -186,12 +170,15 @@ def _plan(method: MethodSpec, train: TrainSpec, sets: Sequence[ClassicBags]) -> 
     for bags in sets:
         in_dim = bags.features.shape[1]
         rehearse(method, in_dim=in_dim, task=bags.task, bags_per_step=own.bags_per_step)
-        if build(method, in_dim=in_dim, task=bags.task, seed=0)[0].uses_positions:
+        model, objective = build(method, in_dim=in_dim, task=bags.task, seed=0)
+        if model.uses_positions:
             raise ConfigError(f"{method.shown} uses positions, and the instances of {bags.name} have none.")
+        if objective.init_from is not None:
+            raise ConfigError(f"{method.shown} starts from a trained {objective.init_from}, which is not offered here.")
     return method, own
 
 
-def _run(jobs: Sequence[_Job], workers: int) -> Iterator[tuple[_Job, _Row | str]]:
+def _run(jobs: Sequence[ClassicJob], workers: int) -> Iterator[tuple[ClassicJob, ClassicRow | str]]:
     """Each job with what it reached, or with the reason why it failed."""
     if workers == 1:
         with _one_thread():
@@ -212,45 +199,33 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _try_one(job: _Job) -> _Row | str:
+def _try_one(job: ClassicJob) -> ClassicRow | str:
     try:
-        return _train_and_test(job)
+        return train_and_test(job)
     except Exception as error:
         return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
-def _train_and_test(job: _Job) -> _Row:
-    task, spec = job.bags.task, job.train
-    train, test = job.bags.datasets(job.repeat, job.fold)
-    seed = derive_seed(job.seed, job.repeat, job.fold)
-    model, objective = build(job.method, in_dim=job.bags.features.shape[1], task=task, seed=weights_seed(seed))
-    with TemporaryDirectory() as folder:
-        fit(
-            model,
-            objective,
-            task=task,
-            train=train,
-            validation=BagDataset(train.reader, ()),
-            spec=spec,
-            balance="none",
-            seed=seed,
-            files=FitFiles(resume=Path(folder) / "resume.ckpt", log=Path(folder) / "log.csv"),
-        )
-    shares = probabilities([found for _, found in answer_each(model, test, device=spec.torch_device())], task)
-    aucs = one_vs_rest_auc(test.labels, shares)
-    return _Row(
-        dataset=job.bags.name,
-        method=job.method.shown,
-        repeat=job.repeat,
-        fold=job.fold,
-        seed=job.seed,
-        test_bags=len(test),
-        accuracy=float((shares.argmax(axis=1) == test.labels).mean()),
-        auc=float(aucs[-1]) if task.kind == "binary" else macro(aucs),
-    )
+def _key(job: ClassicJob) -> _Key:
+    return job.bags.name, job.method.shown, job.settings, job.repeat, job.fold, job.seed
 
 
-def _per_fold(rows: Iterable[_Row]) -> pd.DataFrame:
+def _as_frame(rows: Mapping[_Key, ClassicRow]) -> pd.DataFrame:
+    return pd.DataFrame([{"settings": key[2]} | vars(row) for key, row in rows.items()])
+
+
+def _kept(path: Path) -> dict[_Key, ClassicRow]:
+    """Models that were finished before. Raises ConfigError for a file that is something else."""
+    if not path.is_file():
+        return {}
+    frame = pd.read_csv(path, dtype={"dataset": str, "method": str, "settings": str})
+    if list(frame.columns) != ["settings", *ClassicRow.__dataclass_fields__]:
+        raise ConfigError(f"{path} is no table of this command. Give another folder as out, or remove the file.")
+    rows = [(row.pop("settings"), ClassicRow(**row)) for row in frame.to_dict("records")]
+    return {(row.dataset, row.method, made, row.repeat, row.fold, row.seed): row for made, row in rows}
+
+
+def _per_fold(rows: Iterable[ClassicRow]) -> pd.DataFrame:
     """A row a fold: the mean over its seeds, in the order of the jobs."""
     frame = pd.DataFrame([vars(row) for row in rows])
     keys = ["dataset", "method", "repeat", "fold", "test_bags"]

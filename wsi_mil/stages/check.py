@@ -40,14 +40,14 @@ def check(
     deep: bool = False,
     workers: int = 8,
 ) -> Summary:
-    """Check a cohort, or explain any slide, grid, bag, folder of bags, run or method and say what is wrong with it.
+    """Check a cohort, or explain a slide, grid, bag, folder of bags, run, bundle or method: what is wrong with it.
 
     Of slides only the header and a corner of the smallest level are read. What needs a decision is written to a
     fixes.csv that every other command honours; an existing one is never touched, new rows then go to fixes.new.csv
     beside it.
 
     Args:
-        path: a cohort table, a folder of slides, a slide, a grid or bag, a folder of them, a run, or my_method.py
+        path: a cohort table, folder of slides, slide, grid or bag, a folder of them, a run, a bundle, or my_method.py
         slides: the folder of slides that the table is about
         target: the column with the labels; without it, a column named so, or the only one
         level: slide where the slides of a patient may differ in their label

@@ -7,7 +7,8 @@ from wsi_mil.methods import MethodSpec, resolve_methods
 from wsi_mil.outcomes import Summary
 from wsi_mil.records import CohortSpec
 from wsi_mil.runs import RunDir
-from wsi_mil.splits import FoldSpec
+from wsi_mil.search_spec import SearchSpec
+from wsi_mil.splits import FoldSpec, fold_notes
 from wsi_mil.tasks import TaskSpec
 from wsi_mil.train_spec import TrainSpec
 
@@ -21,6 +22,7 @@ def crossval(
     methods: list[str | MethodSpec],
     folds: FoldSpec = FoldSpec(),  # noqa: B008
     train: TrainSpec = TrainSpec(),  # noqa: B008
+    search: SearchSpec = SearchSpec(),  # noqa: B008
     cohort: CohortSpec = CohortSpec(),  # noqa: B008
     slides: Path | None = None,
     allow_missing: bool = False,
@@ -38,28 +40,51 @@ def crossval(
         methods: names such as [mean_pool, abmil+aem], or mappings with name, label, params, regularisers, train ...
         folds: how patients are split
         train: how models are trained
+        search: settings that are searched inside each training part (needs the extra hpo)
         cohort: how the table is read
         slides: root of the slides, for pictures in report and viewer
         allow_missing: go on without the slides that have no bag
         workers: models that are trained at the same time, each in a process with its share of the cores
     """
     train.check()
+    search.check()
     if workers < 1:
         raise ConfigError(f"workers is {workers}; it must be 1 or more.")
     specs = resolve_methods(methods)
     from wsi_mil.cohort import folds_for
     from wsi_mil.experiment import begin, collect_predictions, plan_methods, train_all
+    from wsi_mil.leak_search import audit_before, find_same_slides
+    from wsi_mil.leakage import refuse_leaks
     from wsi_mil.study import open_study, study_config
 
     study = open_study(table, bags=bags, task=task, cohort=cohort, slides=slides, allow_missing=allow_missing)
-    split = folds_for(folds, study.classes_of, sites=study.sites() if folds.by_site else None)
+    split = folds_for(
+        folds,
+        study.classes_of,
+        sites=study.sites() if folds.needs_sites else None,
+        essential=study.essential,
+        slides=study.patients_of_slides,
+        left_out=study.left_out,
+    )
     # whole paths, so that the run can be looked at from any folder
     paths = {"table": table.resolve(), "slides": slides.resolve() if slides else None, "bags": bags.resolve()}
-    config = study_config(study, split, specs, kind="crossval", fold_spec=folds, train=train, cohort=cohort, **paths)
-    plans = plan_methods(study, specs, train)
+    config = study_config(
+        study, split, specs, kind="crossval", fold_spec=folds, train=train, cohort=cohort, search=search, **paths
+    )
+    plans = plan_methods(study, specs, train, search)
+    refuse_leaks(find_same_slides(study.cohort.records, study.headers, split))
     run = RunDir(out)
     begin(run, study, split, config, device=train.torch_device(), workers=workers)
-    loop = train_all(run, study, split, plans, workers=workers)
+    audit = audit_before(
+        run.leakage_path,
+        records=study.cohort.records,
+        headers=study.headers,
+        store=study.store,
+        folds=split,
+        classes_of=study.classes_of,
+    )
+    refuse_leaks(audit.findings)
+    loop = train_all(run, study, split, plans, workers=workers, search=search)
     collect_predictions(run, study, split)
     return Summary(
         stage="crossval",
@@ -67,5 +92,5 @@ def crossval(
         done=loop.done,
         reused=loop.reused,
         failures=loop.failures,
-        notes=(*study.notes(), f"Next: wsi-mil report {out}"),
+        notes=(*study.notes(), *fold_notes(split, study.classes_of), *audit.notes(), f"Next: wsi-mil report {out}"),
     )

@@ -125,7 +125,9 @@ def _score_outside(out: Path, plan: _Size, workers: int) -> tuple[Summary, ...]:
     work = out / "outside" / "work"
     tiled = tile(scan.parent, out=work, tiles=plan.tiles, workers=workers)
     encoded = encode(scan.parent, grids=tiled.out, out=work)
-    scored = predict(out / "run", bags=encoded.out, out=out / "outside" / "prediction", slides=scan.parent)
+    scored = predict(
+        out / "run", bags=encoded.out, out=out / "outside" / "prediction", slides=scan.parent, heatmaps=False
+    )
     drawn = heatmap(out / "outside" / "prediction", slides=scan.parent)
     return tiled, encoded, scored, drawn
 

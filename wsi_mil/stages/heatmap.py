@@ -163,7 +163,7 @@ def _draw(
     thumbnail = ground.thumbnail(case, scores)
     raster = rasterise(scores, column.name)
     picture = overlay(thumbnail, raster, scores.geometry, column=column, scale=shown)
-    said = f"predicted {case.predicted} ({case.how_sure})" + (f", label {case.label}" if case.label else "")
+    said = case.said + (f", label {case.label}" if case.label else "")
     of_class = f" · class {column.label}" if column.label and column.label not in column.name else ""
     return figure(
         picture,

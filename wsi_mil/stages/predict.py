@@ -1,4 +1,4 @@
-"""`wsi-mil predict`: score slides from outside with the models of a run."""
+"""`wsi-mil predict`: score slides from outside with the models of a run or of a bundle."""
 
 import hashlib
 import json
@@ -11,212 +11,285 @@ import numpy as np
 import pandas as pd
 import torch
 
+from tiling.atomic import write_bytes
 from tiling.discovery import find_slides
-from wsi_mil import __version__
+from wsi_mil import __version__, domain_shift
 from wsi_mil.bags import Bag
-from wsi_mil.checkpoints import load_model
-from wsi_mil.datasets import Item
-from wsi_mil.errors import RunError, StoreError
-from wsi_mil.evaluation import answer, class_logits, prediction_columns, prediction_frame, probabilities, split_by_slide
+from wsi_mil.bundle import Bundle
+from wsi_mil.datasets import Item, join_slides
+from wsi_mil.domain_shift import Measured
+from wsi_mil.encoders import EncodeSpec
+from wsi_mil.ensembles import Ensemble, Source, open_source
+from wsi_mil.errors import ConfigError, SlideError
+from wsi_mil.evaluation import prediction_columns, prediction_frame, split_by_slide
 from wsi_mil.malloc import keep_freed_memory
-from wsi_mil.models._base import MILModel
+from wsi_mil.newcomers import Newcomers, accepted_headers, differences, find_newcomers, newcomer_study
 from wsi_mil.outcomes import Failure, Summary
 from wsi_mil.progress import progress
+from wsi_mil.records import CohortSpec
 from wsi_mil.runs import FoldKey, RunDir, write_frame
+from wsi_mil.splits import Fold, folds_to_frame
+from wsi_mil.stages.heatmap import heatmap
+from wsi_mil.stages.make_bags import encoder_for, make_bags
 from wsi_mil.store import BagHeader, BagStore
-from wsi_mil.tasks import Task
+from wsi_mil.study import Study, cohort_frame
 from wsi_mil.train_spec import TrainSpec
 
 _KEY = FoldKey(0, 0, 0)
-_TILE_UM_TOLERANCE = 0.02
-_SHOWN = 8
+_ANY_COHORT = CohortSpec()
 
 
 def predict(
-    run: Path,
+    model: Path,
+    data: Path | None = None,
     *,
-    bags: Path,
     out: Path,
+    bags: Path | None = None,
     slides: Path | None = None,
+    table: Path | None = None,
+    cohort: CohortSpec = _ANY_COHORT,
+    encoder: str | None = None,
+    weights: Path | None = None,
+    heatmaps: bool = True,
+    workers: int = 2,
     device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> Summary:
-    """Score the bags of slides from outside: the mean over all models of each method.
+    """Score slides or bags from outside: the mean over all models of each method.
 
-    Logits, probabilities and tile scores are means over the models. There are no labels, and no thresholds are made
-    here: the ones in the report of the run come from its validation parts.
+    With a bundle, slides are tiled and encoded as its models were trained; the same command goes on after an
+    interruption. Thresholds are those of the models' validation parts; nothing is fitted here. Where a table has
+    labels, the folder can be reported like a cross-validation.
 
     Args:
-        run: run folder that `wsi-mil crossval` or `train` wrote
-        bags: folder of bags to score, made with the encoder and tile size of the run
+        model: bundle that `wsi-mil export-bundle` made, or run folder that `wsi-mil crossval` or `train` wrote
+        data: folder of slides (for a bundle), or of bags made with the encoder and tile size of the model
         out: run folder to write
-        slides: root of the slides, for pictures in the viewer
+        bags: the folder of bags, when not given as data
+        slides: root of the slides that the bags come from, for pictures and stain
+        table: cohort table; only its slides are scored, and labels in the model's target column are kept beside them
+        cohort: how the table is read
+        encoder: how the bundle's encoder is opened here, when its own name does not do (a .py file, timm:local-dir:...)
+        weights: file of the encoder's weights; timm's hub or the bundled file when not given
+        heatmaps: draw a picture of every slide whose file is known
+        workers: processes that tile
         device: where to compute; auto takes a GPU when there is one
     """
-    spec = TrainSpec(device=device)
-    spec.check()
+    train = TrainSpec(device=device)
+    train.check()
     keep_freed_memory()
-    source, target, store = RunDir(run), RunDir(out), BagStore(bags)
-    config = source.config()
-    ensembles = [_load(source, label, spec.torch_device()) for label in _methods(source, config)]
-    headers = {slide_id: store.header(slide_id) for slide_id in store.ids()}
-    _check_contract(headers.values(), config["encoder"]["contract"], run)
-    target.claim(_config(config, source, ensembles, headers, bags=bags, slides=slides))
-    write_frame(target.cohort_path, _cohort(headers, slides))
-    frames, failures, done = [], [], []
-    with progress("predicting", len(headers)) as bar:
-        for slide_id, header in headers.items():
-            try:
-                bag = store.bag(slide_id)
-                frames += [_score(target, e, bag, header, spec.torch_device()) for e in ensembles]
-                done.append(slide_id)
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
-                failures.append(Failure(item=slide_id, outcome="failed", reason=reason))
-            bar.advance(1, slide_id)
-    _write_predictions(target, frames, ensembles)
-    notes = [_result(target, slides)]
-    notes += _cautions(source, config, ensembles, headers)
-    if config["task"]["level"] == "patient":
-        notes.append("The models were trained on patients; here each slide is scored as a patient with one slide.")
-    return Summary(stage="predict", out=out, done=tuple(done), failures=tuple(failures), notes=tuple(notes))
+    source, target = open_source(model, train.torch_device()), RunDir(out)
+    root, folder = _what(data, bags=bags, slides=slides)
+    ground = root.parent if root is not None and root.is_file() else root
+    encoding = EncodeSpec(encoder=encoder or "", weights=weights, device=device)
+    if folder is None and root is not None:
+        encoding = encoder_for(source, encoding, slides=root, out=out)
+    headers = {} if folder is None else accepted_headers(folder, source)
+    people = find_newcomers(
+        source.ensembles[0].task, table=table, spec=cohort, slides=root, ids=None if folder is None else list(headers)
+    )
+    target.claim(_config(source, people, headers, table=table, bags=folder, slides=ground))
+    failures: list[Failure] = []
+    if folder is None and root is not None and source.bundle is not None:
+        folder, failures = make_bags(
+            source.bundle, root, out=out, table=table, cohort=cohort, encoding=encoding, workers=workers
+        )
+        headers = {} if folder is None else accepted_headers(folder, source)
+    if folder is None:
+        return Summary(stage="predict", out=out, failures=tuple(failures))
+    study = newcomer_study(people, BagStore(folder), headers)
+    scored = _score_all(target, source, study, device=train.torch_device())
+    failures += scored.failures
+    _write(target, source, study, scored, ground)
+    pictures = _draw(target, study, scored, ground) if heatmaps and ground is not None else []
+    return Summary(
+        stage="predict",
+        out=out,
+        done=scored.done,
+        failures=(*failures, *pictures),
+        notes=tuple(_notes(target, source, people, study, scored, root)),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ensemble:
-    label: str
-    models: tuple[MILModel, ...]
-    digests: tuple[str, ...]
-    task: Task
+class _Scored:
+    """What came of the bags."""
+
+    frames: tuple[pd.DataFrame, ...]
+    done: tuple[str, ...]
+    failures: tuple[Failure, ...]
+    measured: tuple[Measured, ...]
 
 
-def _methods(source: RunDir, config: Mapping[str, Any]) -> list[str]:
-    if config["kind"] == "predict":
-        raise RunError(f"{source.path} holds predictions, not models. Give the folder of the run that made them.")
-    labels = [label for label in source.methods() if source.keys(label)]
-    if not labels:
-        raise RunError(f"{source.path} holds no finished model. Give its command again to finish it.")
-    return labels
-
-
-def _load(source: RunDir, label: str, device: torch.device) -> _Ensemble:
-    paths = [source.checkpoint_path(label, key) for key in source.keys(label)]
-    loaded = [load_model(path, device) for path in paths]
-    return _Ensemble(
-        label=label,
-        models=tuple(model for model, _ in loaded),
-        digests=tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths),
-        task=replace(loaded[0][1], level="slide"),
-    )
-
-
-def _cautions(
-    source: RunDir, config: Mapping[str, Any], ensembles: Sequence[_Ensemble], headers: Mapping[str, BagHeader]
-) -> list[str]:
-    """What the user must know before trusting the means: models that are not there, slides that were trained on."""
-    notes = []
-    folds = source.folds()[["repeat", "fold"]].drop_duplicates()
-    trained = {ensemble.label: len(ensemble.models) for ensemble in ensembles}
-    for method in config["methods"]:
-        seeds = (method.get("train") or {}).get("seeds") or config["train"]["seeds"]
-        asked, there = len(folds) * len(seeds), trained.get(method["label"], 0)
-        if there < asked:
-            notes.append(
-                f"{method['label']}: only {there} of {asked} models are finished. Give the command of {source.path} "
-                f"again, then predict into another --out."
-            )
-    cohort = source.cohort("status")
-    own = sorted(set(cohort["slide"][cohort["status"] == "used"]) & set(headers))
-    if own:
-        notes.append(
-            f"{len(own)} of {len(headers)} slides, such as {own[0]}, have the names of slides that the models were "
-            f"trained on. What the models say of these is no test."
-        )
-    return notes
-
-
-def _result(target: RunDir, slides: Path | None) -> str:
-    where = "" if slides else " --slides FOLDER"
-    return (
-        f"Scores: {target.predictions_path}, each the mean over the models of a method; labels are not known. "
-        f"Next: wsi-mil view {target.path}{where}"
-    )
-
-
-def _check_contract(headers: Sequence[BagHeader] | Any, contract: Mapping[str, Any], run: Path) -> None:
-    headers = list(headers)
-    if not headers:
-        raise StoreError("the folder holds no bag. Give the folder that `wsi-mil encode` made (bags_...).")
-    odd = {h.slide_id: found for h in headers if (found := _departures(h.contract, contract))}
-    if odd:
-        shown = "; ".join(f"{name} ({', '.join(found)})" for name, found in list(odd.items())[:_SHOWN])
-        raise StoreError(
-            f"{len(odd)} of {len(headers)} bags were made otherwise than the bags of {run}: {shown}. "
-            f"Tile and encode these slides with the settings in that run's config.yaml (encoder)."
-        )
-
-
-def _departures(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    found = [f"{n} {ours[n]}, the run's {theirs[n]}" for n in ours if n != "tile_um" and ours[n] != theirs[n]]
-    if abs(ours["tile_um"] - theirs["tile_um"]) > _TILE_UM_TOLERANCE * theirs["tile_um"]:
-        found.append(f"tile_um {ours['tile_um']:g}, the run's {theirs['tile_um']:g}")
-    return found
+def _what(data: Path | None, *, bags: Path | None, slides: Path | None) -> tuple[Path | None, Path | None]:
+    """(slides, bags): which of them `data` is, by its content. Raises ConfigError where it is neither or both."""
+    if data is None:
+        if bags is None:
+            raise ConfigError("name a folder of slides or of bags after the model.")
+        return slides, bags
+    if bags is not None:
+        raise ConfigError(f"{data} and --bags {bags} are given; one of them is enough.")
+    has_bags = data.is_dir() and bool(BagStore(data).ids())
+    found = () if not data.exists() else find_slides(data).sources
+    if has_bags == bool(found):
+        both = "both slides and bags" if has_bags else "neither a slide nor a bag"
+        raise ConfigError(f"{data} holds {both}. Give a folder of slides, or the folder that `wsi-mil encode` made.")
+    if found and slides is not None:
+        raise ConfigError(f"{data} holds slides, and --slides {slides} is given too; one of them is enough.")
+    return (slides, data) if has_bags else (data, None)
 
 
 def _config(
-    config: Mapping[str, Any],
-    source: RunDir,
-    ensembles: Sequence[_Ensemble],
+    source: Source,
+    people: Newcomers,
     headers: Mapping[str, BagHeader],
     *,
-    bags: Path,
+    table: Path | None,
+    bags: Path | None,
     slides: Path | None,
 ) -> dict[str, Any]:
     rows = [[h.slide_id, h.slide_fingerprint, h.params_digest, h.n] for h in headers.values()]
-    labels = [ensemble.label for ensemble in ensembles]
+    task = source.config["task"]
     return {
         "kind": "predict",
         "version": __version__,
-        "run": str(source.path),
-        "table": None,
-        "slides": str(slides) if slides else None,
-        "bags": str(bags),
-        "task": {**config["task"], "level": "slide", "trained_level": config["task"]["level"]},
-        "methods": [method for method in config["methods"] if method["label"] in labels],
-        "models": {ensemble.label: list(ensemble.digests) for ensemble in ensembles},
+        "run": None if source.bundle else str(source.path),
+        "bundle": source.bundle.digest if source.bundle else None,
+        "table": str(table.resolve()) if table else None,
+        "slides": str(slides.resolve()) if slides else None,
+        "bags": str(bags.resolve()) if bags else None,
+        "task": {**task, "level": people.task.level, "trained_level": task["level"]},
+        "labelled": people.labelled,
+        "labels_sha256": _digest(people.labels()) if table else None,
+        "methods": list(source.config["methods"]),
+        "models": {ensemble.label: list(ensemble.digests) for ensemble in source.ensembles},
         "combined": "mean over models",
-        "encoder": config["encoder"],
-        "bags_sha256": hashlib.sha256(json.dumps(rows).encode()).hexdigest(),
+        "encoder": source.config["encoder"],
+        "bags_sha256": _digest(rows) if rows else None,
     }
 
 
-def _score(target: RunDir, ensemble: _Ensemble, bag: Bag, header: BagHeader, device: torch.device) -> pd.DataFrame:
-    columns = ensemble.models[0].score_columns(ensemble.task.classes)
-    answers = [answer(model, bag, device=device, columns=columns) for model in ensemble.models]
-    tiles = np.mean([found.tile_scores for found in answers], axis=0, dtype=np.float64)
-    values = np.asarray(tiles, dtype=np.float32)
-    for scores in split_by_slide(bag, values, [header], columns) if columns else ():
-        target.write_scores(ensemble.label, _KEY, scores)
-    item = Item(id=header.slide_id, patient=header.slide_id, slide_ids=(header.slide_id,), label=-1)
-    logits = class_logits(answers, ensemble.task).mean(axis=0, keepdims=True)
-    shares = probabilities(answers, ensemble.task).mean(axis=0, keepdims=True)
-    return prediction_frame([item], logits, shares, ensemble.task, method=ensemble.label, key=_KEY)
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-def _write_predictions(target: RunDir, frames: Sequence[pd.DataFrame], ensembles: Sequence[_Ensemble]) -> None:
-    order = {ensemble.label: place for place, ensemble in enumerate(ensembles)}
-    if not frames:
-        frames = [pd.DataFrame(columns=prediction_columns(ensembles[0].task.classes))]
-    rows = pd.concat(frames, ignore_index=True)
+def _score_all(target: RunDir, source: Source, study: Study, *, device: torch.device) -> _Scored:
+    frames: list[pd.DataFrame] = []
+    measured: list[Measured] = []
+    done: list[str] = []
+    failures: list[Failure] = []
+    with progress("predicting", len(study.items)) as bar:
+        for item in study.items:
+            try:
+                slides = [study.store.bag(slide_id) for slide_id in item.slide_ids]
+                bag = join_slides(slides, name=item.id)
+                own = [_row(target, ensemble, study, item, bag, source, device) for ensemble in source.ensembles]
+                seen = [_measure(source.bundle, study, slide) for slide in slides] if source.bundle else []
+                frames += own
+                measured += seen
+                done.append(item.id)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                failures.append(Failure(item=item.id, outcome="failed", reason=reason))
+            bar.advance(1, item.id)
+    return _Scored(frames=tuple(frames), done=tuple(done), failures=tuple(failures), measured=tuple(measured))
+
+
+def _row(
+    target: RunDir, ensemble: Ensemble, study: Study, item: Item, bag: Bag, source: Source, device: torch.device
+) -> pd.DataFrame:
+    """The row of predictions.csv of one bag by one method; its tile scores are stored."""
+    said = ensemble.say(bag, device)
+    headers = [study.headers[slide_id] for slide_id in item.slide_ids]
+    if ensemble.columns:
+        for scores in split_by_slide(bag, said.tile_scores, headers, ensemble.columns):
+            target.write_scores(ensemble.label, _KEY, scores)
+    frame = prediction_frame([item], said.told, study.task, method=ensemble.label, key=_KEY)
+    decisions = frame["target_name"].map(said.decisions)
+    return frame.assign(decision=decisions, in_training=_in_training(source, item, headers))
+
+
+def _in_training(source: Source, item: Item, headers: Sequence[BagHeader]) -> str:
+    """By what this bag is known to be one that the models were trained on; empty where it is not."""
+    known = source.known
+    if known is None:
+        return ""
+    by = [("patient", known.holds("patient", item.patient))]
+    by += [("slide", any(known.holds("slide", h.slide_id) for h in headers))]
+    by += [("file", any(known.holds("fingerprint", h.slide_fingerprint) for h in headers))]
+    return " ".join(name for name, found in by if found)
+
+
+def _measure(bundle: Bundle, study: Study, bag: Bag) -> Measured:
+    header = study.headers[bag.id]
+    path = next(record.path for record in study.cohort.records if record.slide_id == bag.id)
+    try:
+        return domain_shift.measure(bag, header, path if bundle.training.stain else None)
+    except SlideError:  # its features are measured nevertheless
+        return domain_shift.measure(bag, header, None)
+
+
+def _write(target: RunDir, source: Source, study: Study, scored: _Scored, slides: Path | None) -> None:
+    """Everything beside the tile scores. One fold in which everybody is tested: the report needs no other."""
+    write_frame(target.cohort_path, cohort_frame(study, slides))
+    patients = tuple(sorted({item.patient for item in study.items}))
+    write_frame(target.folds_path, folds_to_frame([Fold(repeat=0, fold=0, train=(), validation=(), test=patients)]))
+    order = {ensemble.label: place for place, ensemble in enumerate(source.ensembles)}
+    columns = [*prediction_columns(study.task), "decision", "in_training"]
+    rows = pd.concat(scored.frames, ignore_index=True) if scored.frames else pd.DataFrame(columns=columns)
     places = np.argsort(rows["method"].map(order).to_numpy(dtype=np.int64), kind="stable")
     write_frame(target.predictions_path, rows.iloc[places])
+    for ensemble in source.ensembles:
+        write_frame(target.validation_path(ensemble.label, _KEY), rows.iloc[:0])
+        target.write_selection(ensemble.label, _KEY, ensemble.selection)
+    if source.bundle is not None and scored.measured:
+        found = domain_shift.compare(source.bundle.training, scored.measured)
+        write_frame(target.domain_shift_path, found)
+        write_bytes(target.domain_shift_path.with_suffix(".png"), domain_shift.draw(source.bundle.training, found))
 
 
-def _cohort(headers: Mapping[str, BagHeader], slides: Path | None) -> pd.DataFrame:
-    paths = {} if slides is None else {s.slide_id: s.path for s in find_slides(slides).sources}
-    rows = []
-    for name, header in headers.items():
-        path = paths[name].relative_to(slides).as_posix() if slides and name in paths else ""
-        row: dict[str, object] = {"slide": name, "patient": name, "site": "", "target": "", "path": path}
-        row |= {"annotation": "", "mpp_x": header.mpp[0], "mpp_y": header.mpp[1], "status": "used", "tiles": header.n}
-        rows.append(row)
-    return pd.DataFrame(rows)
+def _draw(target: RunDir, study: Study, scored: _Scored, slides: Path) -> list[Failure]:
+    """Heatmaps of the slides whose file is known."""
+    known = {record.slide_id for record in study.cohort.records if record.path}
+    names = [name for item in study.items if item.id in scored.done for name in item.slide_ids if name in known]
+    if not names:
+        return []
+    summary = heatmap(target.path, slides=slides, slide=names)
+    return [replace(failure, outcome="no picture") for failure in summary.failures]
+
+
+def _notes(
+    target: RunDir, source: Source, people: Newcomers, study: Study, scored: _Scored, slides: Path | None
+) -> list[str]:
+    """What the user must know before trusting the means."""
+    where = "" if slides else " --slides FOLDER"
+    told = "labels stand beside them" if people.labelled else "labels are not known"
+    following = f"wsi-mil report {target.path}" if people.labelled else f"wsi-mil view {target.path}{where}"
+    notes = [
+        f"Scores: {target.predictions_path}, each the mean over the models of a method; {told}. Next: {following}",
+        *source.cautions,
+        *people.cohort.warnings,
+    ]
+    if people.cohort.counts and not people.labelled:
+        name = people.task.target
+        notes.append(f"The table has no label of {name}. Map its column if it has another name: columns.{name}.")
+    rows = pd.concat(scored.frames) if scored.frames else pd.DataFrame({"in_training": []})
+    own = rows[rows["in_training"] != ""]
+    if len(own):
+        items = own["patient"].nunique()
+        notes.append(
+            f"{items} patients, such as {own['patient'].iloc[0]}, are known from training (column in_training). What "
+            f"the models say of these is no test."
+        )
+    if people.task.level != source.config["task"]["level"]:
+        notes.append("The models were trained on patients; here each slide is scored as a patient with one slide.")
+    if source.bundle is None:
+        return notes
+    notes += differences(source.bundle, study.headers)
+    if scored.measured:
+        found = domain_shift.compare(source.bundle.training, scored.measured)
+        unusual = int((found["unusual"] != "").sum())
+        notes.append(
+            f"{unusual} of {len(found)} slides are unlike the training slides: see {target.domain_shift_path}."
+        )
+        notes += domain_shift.sentences(source.bundle.training, found)
+    return notes

@@ -1,16 +1,25 @@
 """`wsi-mil report`: a finished run -> report.html, metrics.json and tables beside it."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
 
 from tiling.atomic import write_text
 from wsi_mil.outcomes import Failure, Summary
 from wsi_mil.report.findings import Findings, find
+from wsi_mil.report.kinds.findings import all_failures, find_run
+from wsi_mil.report.kinds.page import chapters_of, render_run
+from wsi_mil.report.kinds.reading import read_run
+from wsi_mil.report.kinds.tables import run_metrics, run_tables
+from wsi_mil.report.metrics import metrics
 from wsi_mil.report.page import render
 from wsi_mil.report.pseudonyms import Names, salt_of
 from wsi_mil.report.study import Study, read_study
-from wsi_mil.report.tables import metrics, tables
-from wsi_mil.runs import write_frame
+from wsi_mil.report.tables import tables
+from wsi_mil.runs import RunDir, write_frame
 
 
 def report(run: Path, *, slides: Path | None = None, pseudonymise: bool = False) -> Summary:
@@ -23,21 +32,61 @@ def report(run: Path, *, slides: Path | None = None, pseudonymise: bool = False)
         slides: folder of the slides, for thumbnails (default: where they were at the time of the run)
         pseudonymise: show stable stand-ins instead of patient and slide ids, and no paths
     """
-    study = read_study(run)
-    found = find(study, slides_root=slides or study.slides_root)
-    names = _names(study, pseudonymise=pseudonymise)
-    page = render(found, names)
-    for file_name, table in tables(found, names).items():
+    of_classes = RunDir(run).config()["task"]["kind"] in ("binary", "multiclass")
+    make = _of_classes if of_classes else _of_any_kind
+    made = make(run, slides=slides, pseudonymise=pseudonymise)
+    study = made.found.study
+    for file_name, table in made.tables.items():
         write_frame(study.run.tables_dir / file_name, table)
-    text = json.dumps(metrics(found, names), indent=2, ensure_ascii=False, allow_nan=False)
-    write_text(study.run.metrics_path, text + "\n")
-    write_text(study.run.report_path, page)
+    write_text(study.run.metrics_path, json.dumps(made.metrics, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(study.run.report_path, made.page)
     return Summary(
         stage="report",
         out=study.run.report_path,
-        done=tuple(method.label for method in found.methods),
-        failures=(*_gaps(found), *found.failures),
-        notes=_notes(found, study),
+        done=tuple(method.label for method in made.found.methods),
+        failures=(*_gaps(made.found), *made.failures),
+        notes=_notes(made.found, study),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Made:
+    """A report before it is written."""
+
+    found: Findings
+    """With several targets what they share."""
+    page: str
+    metrics: dict[str, Any]
+    tables: dict[str, pd.DataFrame]
+    failures: tuple[Failure, ...]
+
+
+def _of_classes(run: Path, *, slides: Path | None, pseudonymise: bool) -> _Made:
+    """One target of two or more classes without an order."""
+    study = read_study(run)
+    found = find(study, slides_root=slides or study.slides_root)
+    names = _names(study, pseudonymise=pseudonymise)
+    return _Made(
+        found=found,
+        page=render(found, names),
+        metrics=metrics(found, names),
+        tables=tables(found, names),
+        failures=found.failures,
+    )
+
+
+def _of_any_kind(run: Path, *, slides: Path | None, pseudonymise: bool) -> _Made:
+    """Ordered classes, numbers, times to an event, or several targets."""
+    studies = read_run(run)
+    found = find_run(studies, slides_root=slides or studies.everyone.slides_root)
+    names = _names(studies.everyone, pseudonymise=pseudonymise)
+    chapters = chapters_of(found, names)
+    return _Made(
+        found=found.shared,
+        page=render_run(found, chapters, names),
+        metrics=run_metrics(found, chapters),
+        tables=run_tables(found, chapters, names),
+        failures=all_failures(found),
     )
 
 

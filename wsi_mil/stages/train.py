@@ -6,6 +6,7 @@ from wsi_mil.methods import MethodSpec, resolve_methods
 from wsi_mil.outcomes import Summary
 from wsi_mil.records import CohortSpec
 from wsi_mil.runs import RunDir
+from wsi_mil.search_spec import SearchSpec
 from wsi_mil.splits import Fold, HoldOutSpec, choose_validation
 from wsi_mil.tasks import TaskSpec
 from wsi_mil.train_spec import TrainSpec
@@ -20,6 +21,7 @@ def train(
     methods: list[str | MethodSpec],
     folds: HoldOutSpec = HoldOutSpec(),  # noqa: B008
     train: TrainSpec = TrainSpec(),  # noqa: B008
+    search: SearchSpec = SearchSpec(),  # noqa: B008
     cohort: CohortSpec = CohortSpec(),  # noqa: B008
     slides: Path | None = None,
     allow_missing: bool = False,
@@ -34,24 +36,28 @@ def train(
         methods: names such as [mean_pool, abmil+aem], or mappings with name, label, params, regularisers, train ...
         folds: who is held out to choose epoch and threshold
         train: how models are trained
+        search: settings that are searched inside each training part (needs the extra hpo)
         cohort: how the table is read
         slides: root of the slides, for pictures
         allow_missing: go on without the slides that have no bag
     """
     train.check()
+    search.check()
     specs = resolve_methods(methods)
     from wsi_mil.experiment import begin, collect_predictions, plan_methods, train_all
     from wsi_mil.study import open_study, study_config
 
     study = open_study(table, bags=bags, task=task, cohort=cohort, slides=slides, allow_missing=allow_missing)
-    split = [whole_cohort(study.classes_of, folds, sites=study.sites() if folds.by_site else None)]
+    split = [whole_cohort(study.classes_of, folds, essential=study.essential, sites=study.sites() if folds.by_site else None)]
     # whole paths, so that the run can be looked at from any folder
     paths = {"table": table.resolve(), "slides": slides.resolve() if slides else None, "bags": bags.resolve()}
-    config = study_config(study, split, specs, kind="train", fold_spec=folds, train=train, cohort=cohort, **paths)
-    plans = plan_methods(study, specs, train)
+    config = study_config(
+        study, split, specs, kind="train", fold_spec=folds, train=train, cohort=cohort, search=search, **paths
+    )
+    plans = plan_methods(study, specs, train, search)
     run = RunDir(out)
     begin(run, study, split, config, device=train.torch_device())
-    loop = train_all(run, study, split, plans)
+    loop = train_all(run, study, split, plans, search=search)
     collect_predictions(run, study, split)
     return Summary(
         stage="train",
@@ -63,8 +69,10 @@ def train(
     )
 
 
-def whole_cohort(classes_of: dict[str, set[str]], spec: HoldOutSpec, *, sites: dict[str, str] | None) -> Fold:
+def whole_cohort(
+    classes_of: dict[str, set[str]], spec: HoldOutSpec, *, sites: dict[str, str] | None, essential: set[str] | None = None
+) -> Fold:
     """Everybody trains, apart from a stratified validation part of about `spec.validation`; nobody is tested."""
-    held_out = choose_validation(classes_of, spec.validation, seed=spec.seed, sites=sites)
+    held_out = choose_validation(classes_of, spec.validation, seed=spec.seed, sites=sites, essential=essential)
     train, validation = sorted(classes_of.keys() - held_out), sorted(held_out)
     return Fold(repeat=0, fold=0, train=tuple(train), validation=tuple(validation), test=())

@@ -6,7 +6,8 @@ from statistics import NormalDist
 import numpy as np
 
 from wsi_mil.statistics.concordance import Concordance
-from wsi_mil.statistics.intervals import FEW, Interval
+from wsi_mil.statistics.intervals import FEW, Interval, percentile_interval
+from wsi_mil.statistics.ranking import Floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +35,34 @@ def compare_aucs(first: Concordance, second: Concordance, *, level: float = 0.95
         nothing = Interval(low=float("nan"), high=float("nan"), level=level, method="not defined")
         return PairedTest(difference=difference, interval=nothing, p=p)
     reach = NormalDist().inv_cdf((1 + level) / 2) * error
-    interval = Interval(low=difference - reach, high=difference + reach, level=level, method="paired DeLong")
+    interval = Interval(low=difference - reach, high=difference + reach, level=level, method=f"paired {first.source}")
     return PairedTest(difference=difference, interval=interval, p=2 * NormalDist().cdf(-abs(difference) / error))
+
+
+def compare_samples(
+    values: tuple[float, float], samples: tuple[Floats, Floats], *, n_patients: int, level: float = 0.95
+) -> PairedTest:
+    """Difference of any figure of two methods (first minus second), from the same bootstrap weights for both.
+
+    values: the two figures.   samples: (draws,) each.   n_patients: of the smaller class, or of all for numbers.
+    The interval is that of the percentiles and p is twice the smaller share of samples on one side of 0, which agree.
+    With 20 patients it finds a difference between equal methods in 7 to 9 % rather than 5 %, from 50 on in 5 to 6 %;
+    `paired_means` tests a mean without that.
+    Below 10 patients, and where a difference has no spread, nothing is tested; a method equals itself with p 1.
+    """
+    difference = values[0] - values[1]
+    spread = samples[0] - samples[1]
+    spread = spread[np.isfinite(spread)]
+    flat = not len(spread) or np.ptp(spread) < 1e-12
+    if n_patients < FEW or not np.isfinite(difference) or flat:
+        p = 1.0 if difference == 0 and n_patients >= FEW else float("nan")
+        return PairedTest(difference=difference, interval=percentile_interval(np.empty(0), level=level), p=p)
+    tail = 1 + min(int((spread <= 0).sum()), int((spread >= 0).sum()))
+    return PairedTest(
+        difference=difference,
+        interval=percentile_interval(spread, level=level),
+        p=min(1.0, 2 * tail / (len(spread) + 1)),
+    )
 
 
 def holm(p_values: list[float]) -> list[float]:

@@ -13,10 +13,10 @@ from wsi_mil.statistics.ranking import Bools, Floats, Ints, placements
 
 @dataclass(frozen=True, kw_only=True)
 class Concordance:
-    """An AUC and what its interval needs."""
+    """An AUC, or a C-index as its kin, and what its interval needs."""
 
     auc: float
-    """NaN when no group holds both classes."""
+    """NaN when no group holds both classes (or no pair of a C-index)."""
     influence: Floats
     """(n_patients,) how far each patient moves the AUC; the sum of squares is the variance."""
     n_positive: int
@@ -24,6 +24,8 @@ class Concordance:
     n_negative: int
     disjoint_pairs: int
     """Independent positive-negative pairs that can be formed within the groups, each patient used once."""
+    source: str = "DeLong"
+    """Where the influence comes from; names the interval."""
 
     @property
     def variance(self) -> float:
@@ -74,6 +76,7 @@ def mean_concordance(parts: list[Concordance]) -> Concordance:
         n_positive=min(part.n_positive for part in defined),
         n_negative=min(part.n_negative for part in defined),
         disjoint_pairs=min(part.disjoint_pairs for part in defined),
+        source=defined[0].source,
     )
 
 

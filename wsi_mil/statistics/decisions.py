@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from wsi_mil.statistics.patient_means import patient_means
 from wsi_mil.statistics.ranking import Bools, Floats, Ints, roc_curve
 
 MIN_PER_CLASS = 10
@@ -55,12 +56,8 @@ def choose_threshold_of_patients(patients: Sequence[str], positive: Bools, score
 
     A patient whose rows are of both classes has no label and no say.   patients, positive, scores: (n,).
     """
-    _, places = np.unique(np.asarray(patients, dtype=object).astype(str), return_inverse=True)
-    counts = np.bincount(places).astype(np.float64)
-    share = np.bincount(places, weights=np.asarray(positive, dtype=np.float64)) / counts
-    means = np.bincount(places, weights=np.asarray(scores, dtype=np.float64)) / counts
-    of_one_class = (share == 0) | (share == 1)
-    return choose_threshold(share[of_one_class] == 1, means[of_one_class])
+    truth, means = patient_means(patients, np.asarray(positive, dtype=np.int64), np.asarray(scores)[:, None])
+    return choose_threshold(truth == 1, means[:, 0])
 
 
 def confusion_matrix(targets: Ints, decisions: Ints, *, n_classes: int) -> NDArray[np.int64]:

@@ -46,11 +46,16 @@ def auc_interval(part: Concordance, *, level: float = 0.95) -> Interval:
     logit = np.log(part.auc / (1 - part.auc))
     reach = _quantile(level) * np.sqrt(part.variance) / (part.auc * (1 - part.auc))
     low, high = 1 / (1 + np.exp(-(logit - reach))), 1 / (1 + np.exp(-(logit + reach)))
-    return Interval(low=float(low), high=float(high), level=level, method="DeLong, logit scale")
+    return Interval(low=float(low), high=float(high), level=level, method=f"{part.source}, logit scale")
 
 
 def wilson_interval(share: float, trials: int, *, of: str = "disjoint pairs", level: float = 0.95) -> Interval:
-    """Score interval of a share over `trials` independent trials; 0 to 1 without a trial. of: what a trial is."""
+    """Score interval of a share over `trials` independent trials; 0 to 1 without a trial. of: what a trial is.
+
+    Its coverage is 95 % on average over the true shares and not at each: with 10 trials it falls to 90 % at a true
+    share below 0.95, and lower still nearer to 1, since few outcomes are possible (Brown, Cai and DasGupta 2001). An
+    AUC has exactly that coverage when each fold holds one pair; with more pairs than disjoint ones it has more.
+    """
     method = f"Wilson score interval, {trials} {of}"
     if trials < 1:
         return Interval(low=0.0, high=1.0, level=level, method=method)
@@ -86,12 +91,38 @@ def patient_weights(strata: Ints, *, classes: Ints | None = None, draws: int = 2
 
 
 def percentile_interval(samples: Floats, *, level: float = 0.95) -> Interval:
-    """Percentiles of bootstrap samples; undefined samples (a class was not drawn) are left out."""
+    """Percentiles of bootstrap samples; undefined samples (a class was not drawn) are left out.
+
+    For small samples and figures near their end they are somewhat too narrow: 0.88 instead of 0.95 for an AUC of 0.95
+    with 20 patients a class, where `bca_interval` is better.
+    """
     defined = samples[np.isfinite(samples)]
     if not len(defined):
         return Interval(low=float("nan"), high=float("nan"), level=level, method="not defined")
     low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
     return Interval(low=float(low), high=float(high), level=level, method="patient bootstrap")
+
+
+def bca_interval(samples: Floats, *, value: float, influence: Floats, level: float = 0.95) -> Interval:
+    """Percentiles moved for bias and skewness (BCa, Efron 1987); undefined samples are left out.
+
+    value: the figure itself.   influence: (n,) how far each patient moves it, as in `Concordance`.
+    For an AUC of 0.95 with 20 patients a class it covers about 0.95, where plain percentiles cover about 0.88; plain
+    ones stand in where the samples do not surround the value.
+    """
+    defined = samples[np.isfinite(samples)]
+    skew = float(np.sum(influence**3) / max(6 * float(np.sum(influence**2)) ** 1.5, 1e-300))
+    below = float(((defined < value) + 0.5 * (defined == value)).mean()) if len(defined) else 0.0
+    if not 0 < below < 1:
+        return percentile_interval(samples, level=level)
+    normal = NormalDist()
+    bias = normal.inv_cdf(below)
+    places = []
+    for tail in ((1 - level) / 2, (1 + level) / 2):
+        shifted = bias + normal.inv_cdf(tail)
+        places.append(normal.cdf(bias + shifted / max(1 - skew * shifted, 1e-9)))
+    low, high = np.quantile(defined, places)
+    return Interval(low=float(low), high=float(high), level=level, method="patient bootstrap, BCa")
 
 
 def bootstrap_auc(positive: Bools, scores: Floats, *, groups: Ints, weights: Floats) -> Floats:

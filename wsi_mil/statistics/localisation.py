@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wsi_mil.statistics import intervals
 from wsi_mil.statistics.concordance import concordance
 from wsi_mil.statistics.ranking import Bools, Floats, auc, average_precision, macro
 
@@ -41,6 +42,36 @@ class Localisation:
     pooled_average_precision: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class MapDice:
+    """Overlap of tile maps, cut at a threshold, with the annotated tiles. No chance level: it grows with prevalence."""
+
+    n_slides: int
+    """Slides with a lesion tile; the others have no Dice."""
+    mean: float
+    """Plain mean of the slides' figures."""
+    pooled: float
+    """Of all tiles together, where alarms on slides without a lesion tile count too."""
+
+
+def dice(lesion: Bools, called: Bools) -> float:
+    """2 |lesion and called| / (|lesion| + |called|) in tiles; NaN where no tile is lesion.   Both (n,)."""
+    lesion, called = np.asarray(lesion, dtype=bool), np.asarray(called, dtype=bool)
+    if not lesion.any():
+        return float("nan")
+    return float(2 * (lesion & called).sum() / (lesion.sum() + called.sum()))
+
+
+def dice_all(lesions: Sequence[Bools], called: Sequence[Bools]) -> MapDice:
+    """Figures over several slides, one array each. Raises ValueError without any slide."""
+    each = np.array([dice(lesion, call) for lesion, call in zip(lesions, called, strict=True)])
+    return MapDice(
+        n_slides=int(np.isfinite(each).sum()),
+        mean=macro(each),
+        pooled=dice(np.concatenate(list(lesions)), np.concatenate(list(called))),
+    )
+
+
 def localise(lesion: Bools, scores: Floats) -> SlideLocalisation:
     """Figures of one slide; NaN where it has no lesion tile, or nothing else.
 
@@ -75,3 +106,16 @@ def localise_all(lesions: Sequence[Bools], scores: Sequence[Floats]) -> Localisa
         pooled_auc=auc(truth, values),
         pooled_average_precision=average_precision(truth, values),
     )
+
+
+def mean_interval(values: Floats, patients: Sequence[str], *, seed: int = 0) -> intervals.Interval:
+    """Of the plain mean over slides or bags, drawing patients with all of theirs; not defined below 10 patients.
+
+    values, patients: (n,), NaN is left out.
+    """
+    defined = np.isfinite(values)
+    names, place = np.unique(np.asarray(patients, dtype=object).astype(str)[defined], return_inverse=True)
+    if len(names) < intervals.FEW:
+        return intervals.percentile_interval(np.empty(0))
+    weights = intervals.patient_weights(np.zeros(len(names), dtype=np.int64), seed=seed)
+    return intervals.percentile_interval(intervals.bootstrap_mean(values[defined], weights=weights[:, place]))

@@ -1,0 +1,104 @@
+"""The model card of a bundle: what it is, for whom, and what is known of it, for people."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+RESEARCH_USE = "Research use only, not for diagnosis."
+_LIMITS = (
+    "Figures with intervals come from patients of the training cohort that each model did not see; they say nothing "
+    "about another hospital, scanner, stain or population. Validate on labelled slides of your own first.",
+    "The threshold was chosen on validation patients of the training cohort. At another prevalence or with another "
+    "scanner it may cut elsewhere than wished.",
+    "Slides far from the training slides are flagged (domain_shift.csv), but a slide that is near can still be wrong.",
+    "Tile scores show where the model looked, which is not where the disease is.",
+)
+_UNTESTED = (
+    "The models together were not tested: each figure is of single models on the patients of their own test fold, and "
+    "every patient of the cohort trained some of them."
+)
+
+
+def model_card(facts: Mapping[str, Any], *, metrics: Mapping[str, Any] | None, intended_use: str) -> str:
+    """Markdown. facts: the content of bundle.json; metrics: metrics.json of the run, None where it has no report."""
+    task, encoder, training = facts["task"], facts["encoder"], facts["training"]
+    classes = f" ({', '.join(map(str, task['classes']))})" if task["classes"] else ""
+    n_models = len(facts["models"])
+    parts = [
+        f"# Model card: {task['target']} by {facts['method']['label']}",
+        f"**{RESEARCH_USE}**",
+        "## What it is",
+        f"Predicts {task['target']}{classes} at level {task['level']} from whole-slide images, by "
+        f"{n_models} trained model{'' if n_models == 1 else 's'} of method {facts['method']['label']}. "
+        f"{facts['decision']}",
+        "## Intended use",
+        intended_use,
+        "## Slides and encoder",
+        _lines(_making(facts)),
+        "## Trained on",
+        _lines(_people(training)),
+        "## Figures",
+        _figures(facts["method"]["label"], metrics),
+        "## Limits",
+        _lines([*_LIMITS, *([_UNTESTED] if n_models > 1 and training["kind"] == "crossval" else [])]),
+        "## Licence",
+        f"Licence of the encoder's weights, which are not in this bundle: {encoder['licence'] or 'not stated'}. It may "
+        "bind what is trained on their features.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _making(facts: Mapping[str, Any]) -> list[str]:
+    encoder, tiles = facts["encoder"], facts["tiles"]
+    kind = "pathology" if encoder["pathology"] else "not trained on pathology"
+    lines = [
+        f"Tiles of {encoder['tile_px']} px at {encoder['mpp']:g} µm per pixel",
+        f"Encoder {encoder['name']} ({kind}), weights {encoder['weights_sha256'][:12]}, precision "
+        f"{encoder['precision']}; {encoder['transform']}",
+    ]
+    lines += [f"Departs from the encoder's contract: {breach}" for breach in encoder["contract_breach"]]
+    if tiles is None:
+        lines.append("How tissue was found is not known: it takes bags, not slides")
+    return lines
+
+
+def _people(training: Mapping[str, Any]) -> list[str]:
+    low, median, high = training["mpp"]
+    lines = [
+        f"{training['patients']} patients, {training['slides']} slides, {training['sites'] or 'unknown'} sites",
+        f"Slides of {low:g} to {high:g} µm per pixel, median {median:g}",
+    ]
+    if training["labels"]:
+        counted = ", ".join(f"{n} {name}" for name, n in training["labels"].items())
+        lines.append(f"Slides by label: {counted}")
+    if training["patient_hashes"]:
+        lines.append(
+            "Salted hashes of patients and slides are in the bundle. They flag known patients; who has a list of ids "
+            "can test it against them"
+        )
+    return lines
+
+
+def _figures(label: str, metrics: Mapping[str, Any] | None) -> str:
+    found = (metrics or {}).get("methods", {}).get(label)
+    rows = [] if found is None else [row for name, one in found.items() for row in _figure_rows(name, one)]
+    if not rows:
+        return "None: the run had no report when the bundle was made."
+    heading = "From the cross-validation of the run, with 95% intervals; of its held-out patients.\n\n"
+    return heading + "| figure | value | low | high |\n|---|---|---|---|\n" + "\n".join(rows)
+
+
+def _figure_rows(name: str, one: Any) -> list[str]:
+    """Every figure with an interval, however deep it lies."""
+    if not isinstance(one, dict):
+        return []
+    if {"value", "low", "high"} <= set(one):
+        return [f"| {name} | {' | '.join(_number(one[part]) for part in ('value', 'low', 'high'))} |"]
+    return [row for inner, deeper in one.items() for row in _figure_rows(f"{name} {inner}", deeper)]
+
+
+def _number(value: float | None) -> str:
+    return "not defined" if value is None else f"{value:.3f}"
+
+
+def _lines(items: Sequence[str]) -> str:
+    return "\n".join(f"- {item}" for item in items)

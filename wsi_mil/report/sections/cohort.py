@@ -1,0 +1,52 @@
+"""Who took part: from the rows of the table to the slides, why others did not, sites, pixel sizes, encoder."""
+
+from typing import Any
+
+import numpy as np
+
+from wsi_mil.report import figures
+from wsi_mil.report.findings import Findings
+from wsi_mil.report.pseudonyms import Names
+from wsi_mil.report.wording import spread
+
+TITLE = "Cohort"
+_SHOWN_ITEMS = 12
+
+
+def context(found: Findings, names: Names) -> dict[str, Any]:
+    """The flow of the cohort, with every left-out slide under its reason."""
+    encoder = found.study.config.get("encoder") or {}
+    return {
+        "flow": found.flow,
+        "left_out": found.flow.rows - found.flow.used,
+        "level": found.study.level,
+        "classes": found.study.classes,
+        "reasons": [
+            (names.text(reason), count, _few([names.slide(item) for item in items]))
+            for reason, count, items in found.flow.reasons
+        ],
+        "by_site": [(names.text(site), counts) for site, counts in found.flow.by_site],
+        "mpp": figures.mpp_chart(found.flow.mpp) if found.flow.mpp else None,
+        "mpp_words": _mpp(found.flow.mpp, found.flow.used),
+        "tiles": _tiles(found.flow.tiles),
+        "encoder": names.facts(encoder),
+        "pathology": encoder.get("pathology"),
+        "warnings": [names.text(str(line)) for line in (found.study.config.get("cohort") or {}).get("warnings") or ()],
+    }
+
+
+def _few(items: list[str]) -> str:
+    shown = sorted(items)[:_SHOWN_ITEMS]
+    more = len(items) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _tiles(tiles: tuple[int, ...]) -> str:
+    if not tiles:
+        return ""
+    return f"{sum(tiles):,} tiles, {min(tiles):,} to {max(tiles):,} a slide, median {int(np.median(tiles)):,}"
+
+
+def _mpp(mpp: tuple[float, ...], slides: int) -> str:
+    known = f"Known of {len(mpp)} of {slides} slides: {spread(mpp)} µm per pixel." if mpp else ""
+    return f"{known} Two peaks mean two kinds of scan; tiles are cut at one physical size all the same."
