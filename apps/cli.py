@@ -18,6 +18,7 @@ from wsi_mil.outcomes import Failure, Summary
 COMMANDS = {
     "tile": ("wsi_mil.stages.tile:tile", "Find tissue on slides and lay a grid of tiles over it"),
     "encode": ("wsi_mil.stages.encode:encode", "Turn tiles into features with a frozen encoder"),
+    "import": ("wsi_mil.stages.import_bags:import_bags", "Bring bags of another form into a study"),
     "train": ("wsi_mil.stages.train:train", "Train one model on a whole cohort"),
     "crossval": ("wsi_mil.stages.crossval:crossval", "Cross-validate MIL methods"),
     "export-bundle": ("wsi_mil.stages.export_bundle:export_bundle", "Pack trained models for use elsewhere"),

@@ -120,7 +120,7 @@ def remove_leftovers(folder: Path) -> list[Path]:
     for path in sorted(folder.rglob(".*.tmp")):
         found = _TEMPORARY.search(path.name)
         if found and not _alive(int(found.group(1))):
-            path.unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
             removed.append(path)
     return removed
 

@@ -49,7 +49,7 @@ def save_model(path: Path, model: MILModel, *, method: MethodSpec, task: Task) -
         "in_dim": model.in_dim,
     }
     weights = {sys.intern(name): tensor.cpu() for name, tensor in model.state_dict().items()}
-    save_state(path, {"header": json.dumps(header, sort_keys=True), "weights": weights})
+    save_state(path, {"header": json.dumps(header), "weights": weights})
 
 
 def load_model(path: Path, device: torch.device) -> tuple[MILModel, Task]:

@@ -99,7 +99,10 @@ def _write_config(run: RunDir, folder: Path, wish: Wish) -> None:
                 {"label": label, "name": label.split("+")[0], "params": {}, "objective": {}, "regularisers": {}}
                 for label, _ in wish.signal
             ],
-            "cohort": {"columns": {}},
+            "cohort": {
+                "columns": {},
+                "counts": {"rows": wish.patients * wish.slides_per_patient + len(wish.excluded), "extra": 4},
+            },
             "encoder": {
                 "name": "tf_efficientnet_lite0",
                 "weights_sha256": "ab" * 32,

@@ -91,6 +91,14 @@ def test_calibrated_probabilities_have_their_own_distances_and_decide_nothing(ma
     assert without.raw == found.raw
 
 
+def test_where_nothing_was_fitted_nothing_is_called_calibrated(make_run):
+    run = make_run(calibrated=True, scores=False, signal=(("acmil", 1.0),))
+    for key in run.keys("acmil"):
+        path = run.selection_path("acmil", key)
+        path.write_text(path.read_text().replace('"temperature", "reason"', '"none", "reason"'))
+    assert evaluate(read_study(run.path).methods[0]).calibrated is None
+
+
 @pytest.mark.parametrize(("cell", "words"), [("1.5", "outside 0 to 1"), ("much", "no number|damaged")])
 def test_a_calibrated_probability_that_is_none_is_refused(make_run, cell, words):
     run = make_run(calibrated=True, scores=False)

@@ -116,6 +116,8 @@ def test_the_command_and_what_it_refuses(tmp_path, capsys, monkeypatch):
     words = ["bench", "methods", "--out", str(tmp_path / "o"), "--tiles", "10", "20", "--methods", "gem", "abmil+aem"]
     assert cli.main(words) == 0
     assert "bench methods: 6 done" in capsys.readouterr().out
+    assert cli.main(words) == 0
+    assert "bench methods: 0 done, 6 finished before" in capsys.readouterr().out
     assert cli.main([*words, "--limit", "0"]) == 2
     (tmp_path / "o" / "bench_methods.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ConfigError, match="no table of this command"):

@@ -208,7 +208,7 @@ def test_training_patients_are_flagged_and_scored(bundle, study, outside, tmp_pa
     summary = predict(bundle, bags, table=table, out=tmp_path / "known", device="cpu")
     rows = rows_of(tmp_path / "known")
     assert set(rows["in_training"]) == {"patient slide file"}
-    assert any("12 patients, such as p00, are known from training" in note for note in summary.notes)
+    assert any("12 of 12 slides, such as s00_0, were trained on" in note for note in summary.notes)
     summary = predict(bundle, outside[1], out=tmp_path / "by_name", device="cpu")
     assert rows_of(tmp_path / "by_name").set_index("slide")["in_training"]["s00_0"] == "slide file"
     assert rows_of(tmp_path / "by_name").set_index("slide")["in_training"]["s00_1"] == ""
@@ -301,12 +301,15 @@ def test_other_labels_are_another_run(bundle, outside, tmp_path):
         predict(bundle, outside[1], table=tmp_path / "t.csv", out=tmp_path / "out", device="cpu")
 
 
-def test_what_is_neither_slides_nor_bags_is_said(bundle, outside, tmp_path):
+def test_what_is_neither_slides_nor_bags_is_said(bundle, outside, make_pyramid, tissue_rgb, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="neither a slide nor a bag"):
         predict(bundle, tmp_path / "empty", out=tmp_path / "out")
     with pytest.raises(ConfigError, match="one of them is enough"):
         predict(bundle, outside[1], bags=outside[1], out=tmp_path / "out")
+    make_pyramid(tmp_path / "slides" / "a.tif", tissue_rgb(300, 300))
+    with pytest.raises(ConfigError, match="holds slides, and --slides"):
+        predict(bundle, tmp_path / "slides", slides=tmp_path, out=tmp_path / "out")
     with pytest.raises(ConfigError, match="name a folder"):
         predict(bundle, out=tmp_path / "out")
 

@@ -109,7 +109,9 @@ def _called(probabilities: Floats, cuts: Floats) -> Ints:
 
 
 def _calibrated(method: Trained, patients: Patients) -> Floats | None:
-    if method.calibrated is None:
+    """Of the patients; None also where validation fitted nothing for any model, so that they are the raw ones."""
+    fitted = {one.calibration.get(method.target, {}).get("kind", "none") for one in method.selections.values()}
+    if method.calibrated is None or fitted <= {"none"}:
         return None
     rows, _ = patient_rows(method.calibrated)
     return _means(rows.probabilities, places_of(rows.patients, patients.ids), len(patients.ids))

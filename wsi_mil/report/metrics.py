@@ -22,7 +22,7 @@ SCHEMA_VERSION = 2
 def metrics(found: Findings, names: Names) -> dict[str, Any]:
     """All numbers of the report; null where a figure is not defined."""
     study = found.study
-    plain: dict[str, Any] = _plain(
+    facts: dict[str, Any] = plain(
         {
             "kind": "metrics",
             "schema_version": SCHEMA_VERSION,
@@ -54,12 +54,19 @@ def metrics(found: Findings, names: Names) -> dict[str, Any]:
             "subgroups": {column.name: _column(column, names) for column in found.columns},
             "decision_curves": _benefits(found),
             "choices": {one.method: _choices(one, names) for one in found.choices},
-            "faithfulness": {one.method: _faithfulness(one) for one in found.faithfulness},
-            "audit": audit_facts(found),
-            "audit_before_training": _leakage(found.leakage, names),
+            **run_facts(found, names),
         }
     )
-    return plain
+    return facts
+
+
+def run_facts(found: Findings, names: Names) -> dict[str, Any]:
+    """What is of the run as a whole, whatever it predicts."""
+    return {
+        "faithfulness": {one.method: _faithfulness(one) for one in found.faithfulness},
+        "audit": audit_facts(found),
+        "audit_before_training": _leakage(found.leakage, names),
+    }
 
 
 def named_figures(method: MethodFigures) -> dict[str, Figure]:
@@ -152,7 +159,7 @@ def _method(found: Findings, method: MethodFigures, names: Names) -> dict[str, A
         "trainings": training_rows(method),
         "patients_without_one_label": len(method.mixed),
         "folds": fold_rows(method),
-        "localisation": [_pointing(one, names) for one in found.pointing if one.method == method.label],
+        "localisation": pointing_facts(found, method.label, names),
     }
 
 
@@ -194,6 +201,11 @@ def _choices(one: Choices, names: Names) -> dict[str, Any]:
             for key, found in one.searches
         ],
     }
+
+
+def pointing_facts(found: Findings, label: str, names: Names) -> list[dict[str, Any]]:
+    """Where one method looks, one entry a kind of score."""
+    return [_pointing(one, names) for one in found.pointing if one.method == label]
 
 
 def _pointing(one: Pointing, names: Names) -> dict[str, Any]:
@@ -326,12 +338,12 @@ def _interval(interval: Interval) -> dict[str, Any]:
     return {"low": interval.low, "high": interval.high, "method": interval.method}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON knows no NaN and no tuple."""
     if isinstance(value, dict):
-        return {str(name): _plain(inner) for name, inner in value.items()}
+        return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     if hasattr(value, "item"):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value

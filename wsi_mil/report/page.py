@@ -1,5 +1,6 @@
 """Findings -> one self-contained HTML page. Every word from a file is escaped by the template engine."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,31 +58,36 @@ SECTIONS: tuple[Section, ...] = (
 
 def render(found: Findings, names: Names) -> str:
     """The page as text."""
-    study = found.study
+    engine = templates()
     titles = {anchor(section): section.TITLE for section in SECTIONS}
+    bodies = []
+    for section in SECTIONS:
+        context = section.context(found, names) | {"titles": titles}
+        html = engine.get_template(f"{anchor(section)}.html").render(context)
+        bodies.append((anchor(section), section.TITLE, html))
     return render_page(
-        title=f"{study.target}: {len(found.methods)} methods on {found.flow.patients} patients",
+        title=f"{found.study.target}: {len(found.methods)} methods on {found.flow.patients} patients",
         labels=[method.label for method in found.methods],
-        sections=[
-            (anchor(section), section.TITLE, section.context(found, names) | {"titles": titles}) for section in SECTIONS
-        ],
+        sections=bodies,
         hidden=names.hidden,
     )
 
 
-def render_page(*, title: str, labels: list[str], sections: list[tuple[str, str, dict[str, Any]]], hidden: bool) -> str:
-    """A page of sections: (anchor and template, title, context)."""
-    environment = templates()
-    bodies = [
-        (name, heading, environment.get_template(f"{name}.html").render(context)) for name, heading, context in sections
-    ]
-    return environment.get_template("report.html").render(
-        title=title,
-        labels=labels,
-        sections=bodies,
-        style=(_FOLDER / "style.css").read_text(encoding="utf-8"),
-        version=wsi_mil.__version__,
-        hidden=hidden,
+def render_page(
+    *, title: str, labels: Sequence[str], sections: Sequence[tuple[str, str, str]], hidden: bool, style: str = ""
+) -> str:
+    """A page of rendered sections: (anchor, title, HTML that the templates have escaped). style: more CSS."""
+    return (
+        templates()
+        .get_template("report.html")
+        .render(
+            title=title,
+            labels=labels,
+            sections=sections,
+            style=(_FOLDER / "style.css").read_text(encoding="utf-8") + style,
+            version=wsi_mil.__version__,
+            hidden=hidden,
+        )
     )
 
 

@@ -4,6 +4,7 @@ import base64
 import io
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import shapely
@@ -16,11 +17,11 @@ from wsi_mil.cases import SlideFinder, check_same_slide
 from wsi_mil.errors import UserError
 from wsi_mil.heatmap import ScoreColumn, TileGeometry, TileScores, default_column, meaning, overlay, rasterise
 from wsi_mil.outcomes import Failure
-from wsi_mil.report.method_figures import MethodFigures
 from wsi_mil.report.pointing import held_out_keys
 from wsi_mil.report.study import Study
 from wsi_mil.report.tile_pictures import Place, choose_tiles, cut_tiles, mark_tiles
 from wsi_mil.runs import FoldKey
+from wsi_mil.statistics.ranking import Floats, Ints
 
 Rgb = NDArray[np.uint8]
 
@@ -53,6 +54,38 @@ class Picture:
     """Highest score first, then from the lowest up; empty without the slide."""
 
 
+class JudgedPatients(Protocol):
+    """One row a patient."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Names."""
+
+    @property
+    def targets(self) -> Ints:
+        """(n,) place of the true class."""
+
+    @property
+    def decisions(self) -> Ints:
+        """(n,) place of the class that was called, of which a heat map speaks."""
+
+    @property
+    def losses(self) -> Floats:
+        """(n,) the higher, the worse the error."""
+
+
+class Judged(Protocol):
+    """As much of a method's figures as its worst cases need."""
+
+    @property
+    def label(self) -> str:
+        """Of the method."""
+
+    @property
+    def patients(self) -> JudgedPatients:
+        """Who was judged."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A patient with a high loss."""
@@ -72,7 +105,7 @@ class _Seen:
     """Why there is no tile although there is a thumbnail."""
 
 
-def worst_cases(study: Study, figures: MethodFigures, *, slides_root: Path | None) -> tuple[list[Case], list[Failure]]:
+def worst_cases(study: Study, figures: Judged, *, slides_root: Path | None) -> tuple[list[Case], list[Failure]]:
     """The patients with the highest loss, the first few with a picture; what cannot be shown is a Failure."""
     finder = SlideFinder(slides_root) if slides_root is not None else None
     order = np.argsort(-figures.patients.losses, kind="stable")[:LISTED]
@@ -92,7 +125,7 @@ def data_uri(kind: str, content: bytes) -> str:
 
 
 def _picture(
-    study: Study, figures: MethodFigures, place: int, *, finder: SlideFinder | None
+    study: Study, figures: Judged, place: int, *, finder: SlideFinder | None
 ) -> tuple[Picture | None, list[Failure]]:
     patient = figures.patients.ids[place]
     slide = _telling_slide(study, figures, patient, int(figures.patients.targets[place]))
@@ -153,7 +186,7 @@ def _compose(
     )
 
 
-def _telling_slide(study: Study, figures: MethodFigures, patient: str, target: int) -> str | None:
+def _telling_slide(study: Study, figures: Judged, patient: str, target: int) -> str | None:
     """At slide level the patient's slide with the highest loss, else its first one."""
     own = sorted(study.used["slide"][study.used["patient"] == patient])
     if not own:

@@ -15,21 +15,25 @@ from wsi_mil.report.ranking_figures import scored_columns
 from wsi_mil.statistics import calibration, intervals
 from wsi_mil.statistics.ranking import Bools, Floats
 
+_MOST_ACROSS = 4
+
 
 def reliability_chart(method: MethodFigures, place: int, classes: Sequence[str]) -> Chart:
-    """Observed share over predicted probability, before and (where there is one) after calibration, a class a row."""
-    calibrated = method.calibrated_probabilities
-    columns = list(scored_columns(len(classes)))
-    wide = 1 if calibrated is None else 2
+    """Observed share over predicted probability of each scored class, before and after calibration."""
+    versions = [("As the model gives them", method.patients.probabilities)]
+    if method.calibrated_probabilities is not None:
+        versions.append(("After calibration", method.calibrated_probabilities))
+    columns = scored_columns(len(classes))
+    panels = [(title, column, shares) for title, shares in versions for column in columns]
+    across = len(versions) if len(columns) == 1 else min(len(columns), _MOST_ACROSS)
     with rc_context(STYLE):
-        figure = Figure(figsize=(4.4 * wide, 4.5 * len(columns)), layout="constrained")
-        for row, column in zip(figure.subplots(len(columns), wide, squeeze=False), columns, strict=True):
-            truth = method.patients.targets == column
-            _draw(row[0], truth, method.patients.probabilities[:, column], colour_of(place))
-            _finish(row[0], "As the model gives them", classes[column])
-            if calibrated is not None:
-                _draw(row[1], truth, calibrated[:, column], colour_of(place))
-                _finish(row[1], "After calibration", classes[column])
+        figure = Figure(figsize=(4.4 * across, 4.5 * -(-len(panels) // across)), layout="constrained")
+        grid = figure.subplots(-(-len(panels) // across), across, squeeze=False).ravel()
+        for axes, (title, column, shares) in zip(grid, panels, strict=False):
+            _draw(axes, method.patients.targets == column, shares[:, column], colour_of(place))
+            _finish(axes, title, classes[column])
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
         return Chart(uri=svg(figure), text=f"Reliability of the probabilities of {method.label}")
 
 

@@ -25,6 +25,13 @@ def tables(found: Findings, names: Names) -> dict[str, pd.DataFrame]:
         "subgroups.csv": _subgroups(found, names),
         "decision_curves.csv": _benefits(found),
         "patients.csv": pd.concat([_patients(found, method, names) for method in found.methods]),
+        **run_tables(found, names),
+    }
+
+
+def run_tables(found: Findings, names: Names) -> dict[str, pd.DataFrame]:
+    """Those of the run as a whole, whatever it predicts."""
+    return {
         "localisation.csv": _localisation(found.pointing, names),
         "cohort.csv": _cohort(found, names),
         "leakage.csv": pd.DataFrame(leakage_rows(found.leakage, names), columns=_LEAKAGE),

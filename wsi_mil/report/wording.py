@@ -174,7 +174,17 @@ def not_shown(found: Findings) -> list[str]:
 
 def warnings(found: Findings) -> list[str]:
     """What to mind before trusting a figure, most serious first."""
-    return [*_leaks(found), *_encoder(found), *_cohort(found), *_figures(found), *_thresholds(found)]
+    return [*run_warnings(found), *figure_warnings(found)]
+
+
+def run_warnings(found: Findings) -> list[str]:
+    """Those of the run as a whole, whatever it predicts."""
+    return [*_leaks(found), *_encoder(found), *_left_out(found)]
+
+
+def figure_warnings(found: Findings) -> list[str]:
+    """Those of the figures of one target with classes."""
+    return [*_cohort(found), *_figures(found), *_thresholds(found)]
 
 
 def _mixed(found: Findings) -> list[str]:
@@ -222,10 +232,15 @@ def _encoder(found: Findings) -> list[str]:
     ]
 
 
+def _left_out(found: Findings) -> list[str]:
+    flow = found.flow
+    if flow.rows == flow.used:
+        return []
+    return [f"{flow.rows - flow.used} of {flow.rows} slides of the table were left out; reasons below."]
+
+
 def _cohort(found: Findings) -> list[str]:
     flow, lines = found.flow, []
-    if flow.rows > flow.used:
-        lines.append(f"{flow.rows - flow.used} of {flow.rows} slides of the table were left out; reasons below.")
     counts = np.bincount(found.best.patients.targets, minlength=len(flow.classes)).tolist()
     few = [f"{name} ({n})" for name, n in zip(flow.classes, counts, strict=True) if n < FEW]
     if few:

@@ -159,7 +159,8 @@ def _kept(path: Path, wanted: _Row) -> dict[_Key, _Row]:
     """
     if not path.is_file():
         return {}
-    frame = pd.read_csv(path, dtype={"tiles": str, "version": str, "torch": str})
+    words = ("method", "settings", "tiles", "outcome", "reason", "version", "torch")
+    frame = pd.read_csv(path, dtype=dict.fromkeys(words, str))
     if list(frame.columns) != list(_COLUMNS):
         raise ConfigError(f"{path} is no table of this command. Give another folder as out, or remove the file.")
     rows = frame.fillna({"outcome": "", "reason": ""}).to_dict("records")

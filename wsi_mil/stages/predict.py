@@ -275,9 +275,10 @@ def _notes(
     rows = pd.concat(scored.frames) if scored.frames else pd.DataFrame({"in_training": []})
     own = rows[rows["in_training"] != ""]
     if len(own):
-        items = own["patient"].nunique()
+        unit = people.task.level
+        items, name = own[["patient", "slide"]].drop_duplicates(), own[unit].iloc[0]
         notes.append(
-            f"{items} patients, such as {own['patient'].iloc[0]}, are known from training (column in_training). What "
+            f"{len(items)} of {len(scored.done)} {unit}s, such as {name}, were trained on (column in_training). What "
             f"the models say of these is no test."
         )
     if people.task.level != source.config["task"]["level"]:

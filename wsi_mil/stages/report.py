@@ -1,6 +1,7 @@
 """`wsi-mil report`: a finished run -> report.html, metrics.json and tables beside it."""
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,8 @@ def _of_classes(run: Path, *, slides: Path | None, pseudonymise: bool) -> _Made:
     """One target of two or more classes without an order."""
     study = read_study(run)
     found = find(study, slides_root=slides or study.slides_root)
-    names = _names(study, pseudonymise=pseudonymise)
+    predicted = {patient for method in study.methods for patient in method.test.patients}
+    names = _names(study, predicted, pseudonymise=pseudonymise)
     return _Made(
         found=found,
         page=render(found, names),
@@ -79,12 +81,12 @@ def _of_any_kind(run: Path, *, slides: Path | None, pseudonymise: bool) -> _Made
     """Ordered classes, numbers, times to an event, or several targets."""
     studies = read_run(run)
     found = find_run(studies, slides_root=slides or studies.everyone.slides_root)
-    names = _names(studies.everyone, pseudonymise=pseudonymise)
+    names = _names(studies.everyone, studies.patients, pseudonymise=pseudonymise)
     chapters = chapters_of(found, names)
     return _Made(
         found=found.shared,
         page=render_run(found, chapters, names),
-        metrics=run_metrics(found, chapters),
+        metrics=run_metrics(found, chapters, names),
         tables=run_tables(found, chapters, names),
         failures=all_failures(found),
     )
@@ -98,9 +100,8 @@ def _gaps(found: Findings) -> tuple[Failure, ...]:
     return (Failure(item=found.study.run.predictions_path.name, outcome="not finished", reason=reason),)
 
 
-def _names(study: Study, *, pseudonymise: bool) -> Names:
-    predicted = {patient for method in study.methods for patient in method.test.patients}
-    patients = predicted | set(study.cohort["patient"]) | set(study.folds["patient"])
+def _names(study: Study, predicted: Collection[str], *, pseudonymise: bool) -> Names:
+    patients = set(predicted) | set(study.cohort["patient"]) | set(study.folds["patient"])
     salt = salt_of(study.run.salt_path) if pseudonymise else None
     return Names(patients, set(study.cohort["slide"]), salt=salt)
 

@@ -97,8 +97,8 @@ def test_a_single_patient_has_an_error_and_no_share_explained(make_kinds, page_o
 def test_predictions_that_are_no_number_are_left_out_and_counted(make_kinds, page_of, found_of):
     run = make_kinds(patients=20, n_folds=4, signal=(("one", 1.0),))
     frame = run.predictions()
-    frame.loc[[1, 4], "prediction"] = ["nan", ""]
-    write_frame(run.predictions_path, frame)
+    frame.loc[[1, 4], "prediction"] = [np.nan, np.inf]
+    write_frame(run.predictions_path, frame.assign(prediction=[str(value) for value in frame["prediction"].tolist()]))
     page, (chapter,) = page_of(run)
     assert chapter.labelled == 18
     assert "one: 2 predictions are not finite numbers; left out." in page

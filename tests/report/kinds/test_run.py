@@ -118,12 +118,13 @@ def test_a_target_among_others_has_the_figures_that_it_has_alone(tmp_path):
     run.write_config(config)
     cohort = run.cohort()
     write_frame(run.cohort_path, cohort.assign(target=cohort["value:tp53"]))
-    own = frame[(frame["target_name"] == "tp53") & (frame["target"] != "")]
+    own = frame[(frame["target_name"] == "tp53") & (frame["target"] != "")].drop(columns="prediction")
     write_frame(run.predictions_path, own)
     for label, _ in ONE:
         for key in run.keys(label):
             held = run.validation(label, key)
-            write_frame(run.validation_path(label, key), held[(held["target_name"] == "tp53") & (held["target"] != "")])
+            own = held[(held["target_name"] == "tp53") & (held["target"] != "")]
+            write_frame(run.validation_path(label, key), own.drop(columns="prediction"))
     report(run.path)
     alone = json.loads(run.metrics_path.read_text())
     for name in ("auc", "auc_pooled", "average_precision", "brier", "balanced_accuracy", "confusion"):
@@ -226,10 +227,10 @@ def test_a_missing_prediction_is_counted_and_said(tmp_path):
 
 def test_a_cell_that_is_no_number_is_refused_with_its_file(tmp_path):
     run = kinds.fabricate_kinds(tmp_path, kinds.KindsWish(patients=20, signal=ONE))
-    frame = run.predictions()
+    frame = run.predictions().astype({"prediction": str})
     frame.loc[2, "prediction"] = "high"
     write_frame(run.predictions_path, frame)
-    with pytest.raises(RunError, match=r"predictions\.csv.*no number"):
+    with pytest.raises(RunError, match=r"predictions\.csv is damaged.*high"):
         report(run.path)
 
 

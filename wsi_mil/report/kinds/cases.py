@@ -3,13 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
 from wsi_mil.outcomes import Failure
 from wsi_mil.report.kinds.chapters import CaseShown
-from wsi_mil.report.method_figures import MethodFigures
 from wsi_mil.report.pictures import Case, worst_cases
 from wsi_mil.report.pseudonyms import Names
 from wsi_mil.report.study import Study
@@ -26,7 +24,7 @@ class _Patients:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Judged:
-    """As much of a method as its worst cases need."""
+    """A method as its worst cases see it."""
 
     label: str
     patients: _Patients
@@ -38,7 +36,7 @@ def worst_errors(
     """The patients with the highest loss (n,), the first few with a picture; what cannot be shown is a Failure."""
     nobody = np.zeros(len(ids), dtype=np.int64)
     judged = _Judged(label=label, patients=_Patients(ids=ids, losses=losses, targets=nobody, decisions=nobody))
-    cases, failures = worst_cases(everyone, cast(MethodFigures, judged), slides_root=slides_root)
+    cases, failures = worst_cases(everyone, judged, slides_root=slides_root)
     return tuple(cases), failures
 
 

@@ -94,7 +94,7 @@ def groups_chart(groups: Sequence[RiskGroup], *, name: str, label: str) -> Chart
         for place, group in enumerate(groups):
             _draw_group(axes, group, place)
         axes.set(ylim=(-0.02, 1.03), ylabel="share without event")
-        axes.legend(loc="lower left", framealpha=0.9)
+        axes.legend(loc="upper right", framealpha=0.9)
         axes.set_title("Kaplan-Meier curves by predicted risk, 95 % bands", loc="left", fontsize=12)
         ticks = [tick for tick in axes.get_xticks() if 0 <= tick <= max(_last(group) for group in groups)]
         axes.set_xlim(left=-0.03 * max(_last(group) for group in groups))

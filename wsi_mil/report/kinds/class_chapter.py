@@ -13,10 +13,10 @@ from wsi_mil.report.findings import Findings
 from wsi_mil.report.kinds.chapters import Cell, Chapter, Line, Part, Table, figure_cell, interval_of
 from wsi_mil.report.kinds.ordinal import OrdinalFigures, ordinal_figures
 from wsi_mil.report.kinds.records import Target
-from wsi_mil.report.metrics import metrics
+from wsi_mil.report.metrics import metrics, run_facts
 from wsi_mil.report.pseudonyms import Names
 from wsi_mil.report.sections import calibration, compared, errors, how, methods, subgroups
-from wsi_mil.report.tables import tables
+from wsi_mil.report.tables import run_tables, tables
 from wsi_mil.report.wording import number, span
 
 PRIMARY = "AUC"
@@ -27,9 +27,8 @@ SECTIONS = {
     "methods": methods,
     "errors": errors,
 }
-SHARED_TABLES = frozenset({"cohort.csv", "audit.csv", "localisation.csv"})
-"""About the run, not about a target."""
-SHARED_FIGURES = frozenset({"kind", "schema_version", "level", "slides", "audit"})
+OF_THE_RUN = frozenset({"kind", "schema_version", "target", "level", "patients", "slides", "intervals"})
+"""What metrics.json says once for all targets, beside `run_facts`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,7 +61,7 @@ def class_chapter(part: ClassFindings, names: Names, templates: jinja2.Environme
         target=part.target,
         question=_question(part),
         sentences=tuple(filter(None, sentences)),
-        warnings=tuple(_warnings(found)),
+        warnings=tuple(wording.figure_warnings(found)),
         how=(),
         how_html=Markup(templates.get_template("how.html").render(how.context(found, names))),
         parts=_parts(part, names, templates),
@@ -85,10 +84,6 @@ def _question(part: ClassFindings) -> str:
     else:
         aim = f"tell {len(classes)} classes apart (column “{part.target.name}”)"
     return f"Can the tissue alone {aim}? Asked of {sum(counts)} patients ({groups})."
-
-
-def _warnings(found: Findings) -> list[str]:
-    return [*wording._cohort(found), *wording._figures(found), *wording._thresholds(found)]
 
 
 def _best_ordinal(part: ClassFindings) -> OrdinalFigures | None:
@@ -148,8 +143,8 @@ def _splits_table(part: ClassFindings) -> Table:
 
 
 def _metrics(part: ClassFindings, names: Names) -> dict[str, Any]:
-    shared = metrics(part.found, names)
-    plain = {name: value for name, value in shared.items() if name not in SHARED_FIGURES}
+    every = metrics(part.found, names)
+    plain = {name: every[name] for name in every if name not in OF_THE_RUN | set(run_facts(part.found, names))}
     added = {
         one.label: {
             "kappa_quadratic": interval_of(one.kappa),
@@ -160,11 +155,13 @@ def _metrics(part: ClassFindings, names: Names) -> dict[str, Any]:
         for one in part.ordinal
     }
     by_method = {label: {**own, **added.get(label, {})} for label, own in plain["methods"].items()}
-    return {"kind": part.target.kind, "primary_figure": "auc", **plain, "methods": by_method}
+    patients = len(part.found.best.patients.ids)
+    return {"kind": part.target.kind, **plain, "primary_figure": "auc", "patients": patients, "methods": by_method}
 
 
 def _tables(part: ClassFindings, names: Names) -> dict[str, pd.DataFrame]:
-    own = {name: table for name, table in tables(part.found, names).items() if name not in SHARED_TABLES}
+    every = tables(part.found, names)
+    own = {name: every[name] for name in every if name not in run_tables(part.found, names)}
     if not part.ordinal:
         return own
     rows = [

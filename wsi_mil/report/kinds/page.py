@@ -9,7 +9,6 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-import wsi_mil
 from wsi_mil.report import wording
 from wsi_mil.report.kinds.chapters import Cell, Chapter, Part, Table, figure_cell
 from wsi_mil.report.kinds.class_chapter import ClassFindings, class_chapter
@@ -20,22 +19,11 @@ from wsi_mil.report.kinds.regression_findings import NumberFindings
 from wsi_mil.report.kinds.survival_chapter import survival_chapter
 from wsi_mil.report.kinds.who_chose import who_chose
 from wsi_mil.report.method_figures import Figure
+from wsi_mil.report.page import anchor, render_page, templates
 from wsi_mil.report.pseudonyms import Names
 from wsi_mil.report.sections import appendix, audit, cohort, leakage, pointing, tripod
 
-_FOLDER = Path(__file__).parents[1]
-_STYLES = (_FOLDER / "style.css", Path(__file__).with_name("chapter.css"))
-
-
-def templates() -> jinja2.Environment:
-    """The report's templates; every word from a file is escaped."""
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader([_FOLDER, _FOLDER / "sections"]),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+_STYLE = Path(__file__).with_name("chapter.css")
 
 
 def chapters_of(found: RunFindings, names: Names) -> tuple[Chapter, ...]:
@@ -65,17 +53,16 @@ def render_run(found: RunFindings, chapters: Sequence[Chapter], names: Names) ->
         (names.item(one.item), one.outcome, names.text(one.reason)) for one in all_failures(found)
     ]
     for section in ends:
-        name = section.__name__.rpartition(".")[2]
+        name = anchor(section)
         parts.append(Part(anchor=name, title=section.TITLE, html=_html(engine, name, contexts[section])))
     parts.insert(-1, Part(anchor="how", title="How it was computed", html=_how(engine, chapters, shared.study.level)))
     parts.insert(-1, _tripod(engine, found, parts, names))
-    return engine.get_template("report.html").render(
+    return render_page(
         title=f"{_listed(found)}: {len(labels)} methods on {shared.flow.patients} patients",
         labels=labels,
         sections=[(part.anchor, part.title, part.html) for part in parts],
-        style="".join(path.read_text(encoding="utf-8") for path in _STYLES),
-        version=wsi_mil.__version__,
         hidden=names.hidden,
+        style=_STYLE.read_text(encoding="utf-8"),
     )
 
 
@@ -102,17 +89,9 @@ def _summary(found: RunFindings, chapters: Sequence[Chapter]) -> dict[str, Any]:
         "chapters": chapters,
         "several": not one,
         "pointing": wording.pointing(shared),
-        "warnings": [*_run_warnings(found), *_target_warnings(found, chapters)],
+        "warnings": [*wording.run_warnings(shared), *_target_warnings(found, chapters)],
         "not_shown": wording.not_shown(shared),
     }
-
-
-def _run_warnings(found: RunFindings) -> list[str]:
-    flow = found.shared.flow
-    lines = [*wording._leaks(found.shared), *wording._encoder(found.shared)]
-    if flow.rows > flow.used:
-        lines.append(f"{flow.rows - flow.used} of {flow.rows} slides of the table were left out; reasons below.")
-    return lines
 
 
 def _target_warnings(found: RunFindings, chapters: Sequence[Chapter]) -> list[str]:

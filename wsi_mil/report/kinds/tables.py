@@ -9,14 +9,13 @@ import pandas as pd
 from wsi_mil.report.kinds.chapters import Chapter, interval_of
 from wsi_mil.report.kinds.findings import RunFindings
 from wsi_mil.report.kinds.macro_mean import macro_mean
-from wsi_mil.report.metrics import SCHEMA_VERSION, audit_facts
-from wsi_mil.report.metrics import _plain as plain
+from wsi_mil.report.metrics import SCHEMA_VERSION, plain, pointing_facts, run_facts
 from wsi_mil.report.pseudonyms import Names
-from wsi_mil.report.tables import _audit_row, _cohort, _localisation
+from wsi_mil.report.tables import run_tables as shared_tables
 from wsi_mil.statistics.intervals import SMALL_SAMPLE_RULE
 
 
-def run_metrics(found: RunFindings, chapters: Sequence[Chapter]) -> dict[str, Any]:
+def run_metrics(found: RunFindings, chapters: Sequence[Chapter], names: Names) -> dict[str, Any]:
     """All numbers of the report, one entry a target; null where a figure is not defined."""
     parts = [part for _, part in found.targets]
     means = {method.label: macro_mean(parts, method.label) for method in found.shared.methods}
@@ -39,7 +38,8 @@ def run_metrics(found: RunFindings, chapters: Sequence[Chapter]) -> dict[str, An
                 for target, missing in zip(found.studies.targets, found.studies.unlabelled, strict=True)
             },
             "mean_auc_over_targets": {label: interval_of(mean) for label, mean in means.items() if mean} or None,
-            "audit": audit_facts(found.shared),
+            "localisation": {label: pointing_facts(found.shared, label, names) for label in means},
+            **run_facts(found.shared, names),
         }
     )
     return plainly
@@ -51,11 +51,7 @@ def run_tables(found: RunFindings, chapters: Sequence[Chapter], names: Names) ->
     folders = folders_of([chapter.target.name for chapter in chapters]) if len(found.targets) > 1 else [""]
     for folder, chapter in zip(folders, chapters, strict=False):
         own |= {f"{folder}/{name}" if folder else name: table for name, table in chapter.tables.items()}
-    return own | {
-        "localisation.csv": _localisation(found.shared.pointing, names),
-        "cohort.csv": _cohort(found.shared, names),
-        "audit.csv": pd.DataFrame([_audit_row(fold) for fold in audit_facts(found.shared)["folds"]]),
-    }
+    return own | shared_tables(found.shared, names)
 
 
 def folders_of(names: Sequence[str]) -> list[str]:

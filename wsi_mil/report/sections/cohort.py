@@ -11,6 +11,14 @@ from wsi_mil.report.wording import spread
 
 TITLE = "Cohort"
 _SHOWN_ITEMS = 12
+_COUNTS = {
+    "rows": "rows of the table",
+    "matched": "slide file found",
+    "missing": "slide file missing",
+    "unlabelled": "without a label",
+    "excluded": "excluded by hand",
+    "extra": "slide files without a row",
+}
 
 
 def context(found: Findings, names: Names) -> dict[str, Any]:
@@ -29,10 +37,16 @@ def context(found: Findings, names: Names) -> dict[str, Any]:
         "mpp": figures.mpp_chart(found.flow.mpp) if found.flow.mpp else None,
         "mpp_words": _mpp(found.flow.mpp, found.flow.used),
         "tiles": _tiles(found.flow.tiles),
+        "counts": _counts((found.study.config.get("cohort") or {}).get("counts") or {}),
         "encoder": names.facts(encoder),
         "pathology": encoder.get("pathology"),
         "warnings": [names.text(str(line)) for line in (found.study.config.get("cohort") or {}).get("warnings") or ()],
     }
+
+
+def _counts(counts: dict[str, Any]) -> list[tuple[str, Any]]:
+    """What was counted when the table was read and its files were looked for, in words."""
+    return [(words, counts[name]) for name, words in _COUNTS.items() if name in counts]
 
 
 def _few(items: list[str]) -> str:

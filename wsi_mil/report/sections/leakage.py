@@ -83,4 +83,8 @@ def _grouped(confined: tuple[Confined, ...]) -> list[tuple[tuple[str, str], list
 
 def _confined(name: str, kind: str, own: list[Confined], names: Names) -> tuple[str, str, str]:
     where = Counter("not trained on" if not one.learnt else "not tested" for one in own)
-    return kind, names.text(name), "; ".join(f"{words} in {count} folds" for words, count in sorted(where.items()))
+    return (
+        kind,
+        names.text(name),
+        "; ".join(f"{words} in {count} of the folds" for words, count in sorted(where.items())),
+    )

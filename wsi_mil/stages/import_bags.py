@@ -1,0 +1,51 @@
+"""`wsi-mil import`: bags of another form -> bags, a table of labels and, where the form has them, folds."""
+
+from pathlib import Path
+
+from wsi_mil.interop import read_foreign
+from wsi_mil.outcomes import Failure, Summary
+from wsi_mil.progress import progress
+from wsi_mil.runs import write_frame
+from wsi_mil.store import BagStore, write_bag
+
+
+def import_bags(source: Path, *, out: Path) -> Summary:
+    """Bring bags of another form into a study: bags, labels.csv and, where there are any, folds.csv.
+
+    Bags that are there already are kept, so the same command goes on after an interruption.
+
+    Args:
+        source: file to read, such as a classic MIL set (npz)
+        out: folder to write
+    """
+    found = read_foreign(source)
+    bags = out / "bags"
+    store = BagStore(bags) if bags.is_dir() else None
+    there = set(store.ids()) if store else set()
+    done, reused, failures = [], [], []
+    with progress("importing", len(found.table)) as bar:
+        for bag in found.bags():
+            name = bag.header.slide_id
+            bar.advance(1, name)
+            if store and name in there and store.header(name).params_digest == bag.header.params_digest:
+                reused.append(name)
+                continue
+            try:
+                place = bags / f"{name}.h5"
+                write_bag(place, bag.header, features=bag.features, coords_l0=bag.coords_l0, grid_xy=bag.grid_xy)
+                done.append(name)
+            except ValueError as error:
+                failures.append(Failure(item=name, outcome="failed", reason=str(error)))
+    write_frame(out / "labels.csv", found.table)
+    if found.folds is not None:
+        write_frame(out / "folds.csv", found.folds)
+    folds = f" --folds.file {out / 'folds.csv'}" if found.folds is not None else ""
+    following = f"wsi-mil crossval {out / 'labels.csv'} --bags {out / 'bags'} --target label{folds} --out RUN"
+    return Summary(
+        stage="import",
+        out=out,
+        done=tuple(done),
+        reused=tuple(reused),
+        failures=tuple(failures),
+        notes=(*(f"Not known: {text}." for text in found.unknown), f"Next: {following}"),
+    )
