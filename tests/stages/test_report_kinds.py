@@ -78,18 +78,19 @@ def test_the_page_has_a_chapter_a_target(reported):
     [
         TaskSpec(target="ki67", kind="regression"),
         TaskSpec(target="months", kind="survival", event="dead", loss="cox"),
-        TaskSpec(target="grade", kind="ordinal"),
     ],
-    ids=["number", "time", "order"],
+    ids=["number", "time"],
 )
 def test_a_target_alone_makes_a_page_by_what_validation_chose(write_planted, tmp_path, task):
     table, bags, _ = write_planted(tmp_path)
-    spec = TrainSpec(epochs=12, lr=2e-2, selection="loss", device="cpu", bags_per_step=8)
-    crossval(table, bags=bags, out=tmp_path / "run", task=task, methods=["abmil"], folds=FoldSpec(n_folds=3), train=spec)
+    spec = TrainSpec(epochs=4, lr=2e-2, selection="validation", device="cpu", bags_per_step=8)
+    crossval(
+        table, bags=bags, out=tmp_path / "run", task=task, methods=["mean_pool"], folds=FoldSpec(n_folds=3), train=spec
+    )
     summary = report(tmp_path / "run", pseudonymise=True)
     run = RunDir(tmp_path / "run")
     metrics, found = _targets(run)
-    primary = {"ki67": "r2", "months": "c_index", "grade": "auc"}[task.target]
+    primary = {"ki67": "r2", "months": "c_index"}[task.target]
     assert np.isfinite(found[task.target][primary]["value"])
     assert metrics["audit"]["test_patients_without_prediction"] == 0
     assert not [failure for failure in summary.failures if failure.outcome == "not finished"]

@@ -50,8 +50,6 @@ def _case(found: Findings, method: MethodFigures, case: Case, names: Names) -> d
         "loss": f"{patients.losses[place]:.2f}",
         "slide": names.slide(picture.slide) if picture else "",
         "picture": picture,
-        "top": [tile for tile in picture.tiles if tile.highest] if picture else [],
-        "bottom": [tile for tile in picture.tiles if not tile.highest] if picture else [],
         "link": _link(method.label, picture.slide) if picture and not names.hidden else "",
     }
 
