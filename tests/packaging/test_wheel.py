@@ -49,6 +49,9 @@ def test_it_holds_exactly_the_three_packages_with_their_data(wheel: Path) -> Non
         "apps/viewer/component/openseadragon.min.js",
         "apps/viewer/component/openseadragon.LICENSE.txt",
         "wsi_mil/report/report.html",
+        "wsi_mil/report/style.css",
+        "wsi_mil/report/sections/summary.html",
+        "wsi_mil/report/kinds/chapter.html",
         "wsi_mil/py.typed",
         "tiling/py.typed",
     ):

@@ -175,7 +175,7 @@ def test_a_run_of_another_kind_an_unfinished_one_and_a_foreign_class_are_refused
     with pytest.raises(RunError, match="not finished"):
         read_study(run.path)
     run.config_path.write_text(run.config_path.read_text().replace("kind: crossval", "kind: predict"))
-    with pytest.raises(RunError, match="held-out"):
+    with pytest.raises(RunError, match=r"without labels.*--table TABLE"):
         read_study(run.path)
 
 

@@ -332,7 +332,6 @@ def test_labels_make_the_same_report_as_a_cross_validation(bundle, make_study, t
     table, bags = make_study(tmp_path / "outside", patients=30, seed=4)
     predict(bundle, bags, table=table, out=tmp_path / "out", device="cpu")
     scored = RunDir(tmp_path / "out")
-    scored.write_config(scored.config() | {"kind": "crossval"})
     assert report(scored.path).exit_code == 0
     found = json.loads(scored.metrics_path.read_text())
     rows = rows_of(scored.path)

@@ -15,6 +15,8 @@ from wsi_mil.targets import TargetSpec
 from wsi_mil.tasks import TaskSpec
 from wsi_mil.train_spec import TrainSpec
 
+pytestmark = pytest.mark.long
+
 SPEC = TrainSpec(epochs=25, lr=2e-2, selection="none", device="cpu", bags_per_step=8)
 OTHERS = (
     "sex2",
@@ -94,8 +96,6 @@ def test_a_target_alone_makes_a_page_by_what_validation_chose(write_planted, tmp
     assert np.isfinite(found[task.target][primary]["value"])
     assert metrics["audit"]["test_patients_without_prediction"] == 0
     assert not [failure for failure in summary.failures if failure.outcome == "not finished"]
-    page = run.report_path.read_text()
-    assert "validation loss" in page
     if task.target == "months":
         assert found["months"]["risk_groups"]["folds_split_by_validation"] == 3
-        assert "the median risk of the validation patients" in page
+        assert "Split at the median risk of the validation patients, mean_pool calls" in run.report_path.read_text()

@@ -12,15 +12,16 @@ from wsi_mil.cases import SlideFinder, check_tested, read_cases, slides_root
 from wsi_mil.errors import ConfigError, RunError, SlideError
 from wsi_mil.runs import FoldKey, RunDir, Selection, write_frame
 
-COLUMNS = ["method", "repeat", "fold", "seed", "patient", "slide", "target", "prob_a"]
-TASK = {"target": "t", "level": "patient", "classes": ["a", "b"]}
+COLUMNS = ["method", "target_name", "repeat", "fold", "seed", "patient", "slide", "target", "prob_a"]
+TARGET = {"kind": "binary", "name": "t", "classes": ["a", "b"]}
+TASK = {"target": "t", "level": "patient", "kind": "binary", "classes": ["a", "b"], "targets": [TARGET]}
 
 
 def make_run(folder: Path, rows: list[tuple[str, str, str, int, float]], *, kind: str = "crossval") -> RunDir:
     """rows: patient, slide (empty at level patient), target, seed, probability of b."""
     run = RunDir(folder)
     run.write_config({"kind": kind, "slides": None, "task": TASK, "methods": [{"label": "m"}]})
-    table = [("m", 0, 0, seed, patient, slide, target, 1 - b, b) for patient, slide, target, seed, b in rows]
+    table = [("m", "t", 0, 0, seed, patient, slide, target, 1 - b, b) for patient, slide, target, seed, b in rows]
     write_frame(run.predictions_path, pd.DataFrame(table, columns=[*COLUMNS, "prob_b"]))
     slides = [("P1", "s1"), ("P1", "s2"), ("P2", "s3"), ("P3", "s4")]
     cohort = [{"slide": s, "patient": p, "path": f"sub/{s}.tif", "mpp_x": "0.25", "mpp_y": "0.26"} for p, s in slides]
@@ -47,9 +48,11 @@ def test_a_patients_prediction_stands_at_each_of_its_slides_and_untested_slides_
 def test_the_threshold_of_the_report_decides_stored_or_chosen_from_validation(tmp_path: Path, stored: bool) -> None:
     run = make_run(tmp_path, [("P1", "s1", "b", 0, 0.31), ("P1", "s2", "b", 0, 0.19), ("P2", "s3", "a", 0, 0.4)])
     key = FoldKey(0, 0, 0)
-    rows = pd.DataFrame([("m", *key, f"V{n}", "", "ab"[n % 2], 0.9 - n % 2 * 0.4) for n in range(20)], columns=COLUMNS)
+    rows = pd.DataFrame(
+        [("m", "t", *key, f"V{n}", "", "ab"[n % 2], 0.9 - n % 2 * 0.4) for n in range(20)], columns=COLUMNS
+    )
     write_frame(run.validation_path("m", key), rows.assign(prob_b=1 - rows["prob_a"]))  # a at 0.1, b at 0.5
-    cut = {"threshold": 0.2, "threshold_source": "Youden point of the validation part"} if stored else {}
+    cut = {"thresholds": {"t": {"value": 0.2, "source": "Youden point of the validation part"}}} if stored else {}
     chosen: dict[str, Any] = {"epoch": 1, "chosen_by": "validation loss", "metric": None, "value": None}
     run.write_selection("m", key, Selection(**chosen, epochs_run=1, **cut))
     cases = {case.slide_id: case for case in read_cases(run, "m")}
@@ -67,7 +70,7 @@ def test_with_several_seeds_the_mean_threshold_decides_and_without_any_a_half(tm
     assert [(case.threshold, case.predicted, case.how_sure) for case in read_cases(run, "m")] == [(0.5, "a", "0.70")]
     for seed, cut in enumerate((0.1, 0.4)):
         chosen = Selection(epoch=1, chosen_by="validation loss", metric=None, value=None, epochs_run=1)
-        found = replace(chosen, threshold=cut, threshold_source="Youden point of the validation part")
+        found = replace(chosen, thresholds={"t": {"value": cut, "source": "Youden point of the validation part"}})
         run.write_selection("m", FoldKey(0, 0, seed), found)
     assert [(case.threshold, case.predicted) for case in read_cases(run, "m")] == [(0.25, "b")]
 

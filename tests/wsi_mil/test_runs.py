@@ -15,7 +15,7 @@ CONFIG = {
     "kind": "crossval",
     "version": "0.1.0",
     "table": "a.csv",
-    "task": {"target": "label", "level": "slide", "classes": ["no", "yes"]},
+    "task": {"target": "label", "level": "slide", "classes": ["no", "yes"], "kind": "binary", "targets": []},
     "train": {"epochs": 20, "lr": 2e-4, "cache": "none"},
     "methods": [{"label": "abmil", "name": "abmil", "params": {}}],
 }

@@ -161,10 +161,13 @@ def test_several_targets_share_one_head():
     assert task.n_outputs(find_model("abmil")) == 2 + 2 + 1 + 4
     assert task.n_outputs(find_model("focusmil")) == 1 + 2 + 1 + 4
     names = task.output_names(9)
-    assert names[:3] == ("er: neg", "er: pos", "grade: above 1") and len(names) == 9
+    assert names[:3] == ("er: neg", "er: pos", "grade: above 1")
+    assert len(names) == 9
     values = np.array([task.encode(record.values) for record in records])
-    assert np.isnan(values[3, 0]) and np.isnan(values[2, 2])
-    assert task.strata(values)[3] >= {"grade: 2"} and not any(name.startswith("er:") for name in task.strata(values)[3])
+    assert np.isnan(values[3, 0])
+    assert np.isnan(values[2, 2])
+    assert task.strata(values)[3] >= {"grade: 2"}
+    assert not any(name.startswith("er:") for name in task.strata(values)[3])
     assert task.essential(values) == {"er: pos", "er: neg", "grade: 1", "grade: 2", "grade: 3"}
 
 
@@ -190,7 +193,8 @@ def test_a_step_without_any_label_of_a_target_has_a_gradient_of_nothing():
     values = np.array([[np.nan, 0.0, np.nan, np.nan, np.nan]])
     logits = torch.zeros(1, 9, requires_grad=True)
     task.criterion(9)(logits, task.tensor(values)).backward()
-    assert logits.grad[0, [0, 1, 4, 5, 6, 7, 8]].abs().sum() == 0 and logits.grad[0, 2] != 0
+    assert logits.grad[0, [0, 1, 4, 5, 6, 7, 8]].abs().sum() == 0
+    assert logits.grad[0, 2] != 0
 
 
 @pytest.mark.parametrize("spec", [{}, {"kind": "ordinal"}])

@@ -181,7 +181,7 @@ def test_validation_chooses_the_epoch_with_the_least_loss_and_its_weights_are_ke
     assert selection.epoch == log["epoch"][log["val_loss"].argmin()] < 6
     assert (selection.chosen_by, selection.value) == ("validation loss", log["val_loss"].min())
     answers = [found for _, found in answer_each(model, contrary, device=CPU)]
-    chosen = probabilities(answers, TASK)[np.arange(24), contrary.labels]
+    chosen = probabilities(answers, TASK)[np.arange(24), contrary.values[:, 0].astype(int)]
     assert -np.log(chosen).mean() == pytest.approx(selection.value, abs=1e-6)
 
 

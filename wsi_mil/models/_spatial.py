@@ -21,11 +21,12 @@ from torch import Tensor, nn
 
 from wsi_mil.bags import BagBatch, full_precision, no_autocast
 from wsi_mil.errors import ConfigError
+from wsi_mil.models._recompute import computed_again
 
 _TOLERANCE = 1e-12
 _MAX_ITERATIONS = 1000
 _HELD = 2**22
-"""Comparisons of tiles, or cells of a map, that are held at once."""
+"""Comparisons of tiles, cells of a map, or values that are smoothed, that are held at once."""
 
 
 def bag_index(batch: BagBatch) -> Tensor:
@@ -128,18 +129,27 @@ class Smoothing(nn.Module):
         return self.gamma / (1 + self.gamma)
 
     def forward(self, values: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
-        """values: (total, w).  weights: (total, total) normalised adjacency, sparse or dense. Returns (total, w)."""
+        """values: (total, w).  weights: (total, total) normalised adjacency, sparse or dense. Returns (total, w).
+
+        Columns do not meet, so that long bags are smoothed some columns at a time; where alpha is learned, their steps
+        are then computed again for the gradient.
+        """
         values = full_precision(values)
+        parts = torch.split(values, max(1, _HELD // len(values)), dim=1)
         with no_autocast(values):
             if self.mode == "exact":
-                gamma = self.gamma.to(values)
-                solved: Tensor = _Solve.apply(values, gamma, weights.to(torch.float64), offsets)
-                return solved
+                gamma, weights = self.gamma.to(values), weights.to(torch.float64)
+                return torch.cat([_Solve.apply(part, gamma, weights, offsets) for part in parts], dim=1)
             weights, alpha = weights.to(values.dtype), self.effective_alpha.to(values)
-            kept, smooth = (1 - alpha) * values, values
-            for _ in range(self.steps):
-                smooth = alpha * (weights @ smooth) + kept
-            return smooth
+            if len(parts) == 1 or not alpha.requires_grad:
+                return torch.cat([self._iterate(part, weights, alpha) for part in parts], dim=1)
+            return torch.cat([computed_again(self._iterate, part, weights, alpha) for part in parts], dim=1)
+
+    def _iterate(self, values: Tensor, weights: Tensor, alpha: Tensor) -> Tensor:
+        kept, smooth = (1 - alpha) * values, values
+        for _ in range(self.steps):
+            smooth = alpha * (weights @ smooth) + kept
+        return smooth
 
 
 class _Solve(torch.autograd.Function):

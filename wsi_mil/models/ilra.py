@@ -20,6 +20,7 @@ from wsi_mil.bags import BagBatch, full_precision, no_autocast, segment_softmax,
 from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.models._recompute import LONG, computed_again
 
 
 class Ilra(MILModel):
@@ -67,10 +68,12 @@ class Ilra(MILModel):
         self.head = nn.Linear(hidden, n_outputs)
 
     def forward(self, batch: BagBatch, *, generator: torch.Generator | None = None) -> MILOutput:
-        """Answer for each bag."""
-        tiles = batch.features
-        for layer in self.layers:
-            tiles = layer(tiles, batch.offsets)
+        """Answer for each bag. Above 20,000 tiles all blocks but the last are computed again for the gradient."""
+        tiles, again = batch.features, len(batch.features) > LONG
+        *first, last = self.layers
+        for layer in first:
+            tiles = computed_again(layer, tiles, batch.offsets) if again else layer(tiles, batch.offsets)
+        tiles = last(tiles, batch.offsets)
         bag = self.pool.gather(self.seed, tiles, batch.offsets)
         attention_logits = self.pool.logits(self.seed, tiles)
         return MILOutput(

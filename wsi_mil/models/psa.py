@@ -18,17 +18,16 @@ Differs on purpose:
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from wsi_mil.bags import BagBatch, full_precision, no_autocast, segment_softmax, segment_weighted_sum
 from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import BagObjective, Criterion, MILModel, MILOutput, Progress
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.models._recompute import LONG, computed_again
 from wsi_mil.models._spatial import nearest_tiles
 
 Decay = Literal["gaussian", "exponential", "inverse_quadratic"]
@@ -37,6 +36,8 @@ _FIRST_LAMBDAS = 0.05, 0.3
 _BIN_WIDTH = 0.1
 _HELD_VALUES, _MOST_PARTS = 2**22, 64
 """Numbers of gathered neighbours that are held at once; more are gathered again for the gradient."""
+_FED_ROWS = 4096
+"""Tiles of a long bag that go through the MLP at once; it is computed again for the gradient."""
 
 
 class Psa(MILModel):
@@ -268,16 +269,20 @@ class _Block(nn.Module):
                 for h, (count, rate) in pairs
             ]
         tiles = tiles + self.proj(torch.cat(heads, dim=1))
-        mixed: Tensor = tiles + self.mlp(self.norm2(tiles))
-        return mixed
+        if len(tiles) <= LONG:
+            return self._feed(tiles)
+        return torch.cat([computed_again(self._feed, rows) for rows in torch.split(tiles, _FED_ROWS)])
+
+    def _feed(self, tiles: Tensor) -> Tensor:
+        fed: Tensor = tiles + self.mlp(self.norm2(tiles))
+        return fed
 
     def _head(self, query: Tensor, key: Tensor, value: Tensor, neighbours: Tensor, xy: Tensor, rate: Tensor) -> Tensor:
         size = max(1, _HELD_VALUES // (neighbours.shape[1] * key.shape[1]), len(query) // _MOST_PARTS)
         half = key.square().sum(dim=-1) / 2
         rows = torch.split(torch.arange(len(query), device=query.device), size)
-        run = partial(checkpoint, self._mix, use_reentrant=False, preserve_rng_state=False)
-        mix = run if len(rows) > 1 else self._mix
-        return torch.cat([mix(query[some], key, half, value, neighbours[some], xy[some], xy, rate) for some in rows])
+        parts = [(query[some], key, half, value, neighbours[some], xy[some], xy, rate) for some in rows]
+        return torch.cat([computed_again(self._mix, *part) if len(rows) > 1 else self._mix(*part) for part in parts])
 
     def _mix(
         self,

@@ -20,23 +20,23 @@ Differs on purpose:
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from wsi_mil.bags import BagBatch, full_precision, no_autocast, segment_softmax, segment_weighted_sum, split
 from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._layers import Dropout
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.models._recompute import computed_again
 from wsi_mil.models._spatial import raster_order, slide_key
 
 _HELD_LOGITS = 2**25
-"""Attention logits of windows that are held at once; more are computed again for the gradient."""
+"""Attention logits of windows that are held at once; with more, windows are computed again for the gradient."""
 
 
 class Rrt(MILModel):
@@ -221,19 +221,18 @@ class _Attention(nn.Module):
 
     def forward(self, groups: Tensor, real: Tensor | None = None) -> Tensor:
         """groups: (g, m, c).  real: (g, m) bool, the rows that may be read. Returns (g, m, c)."""
+        size = max(1, _HELD_LOGITS // (self.heads * groups.shape[1] ** 2))
+        if len(groups) <= size:
+            return self._of_some(groups, real)
+        parts = torch.split(groups, size)
+        masks = (None,) * len(parts) if real is None else torch.split(real, size)
+        return torch.cat([computed_again(self._of_some, *part) for part in zip(parts, masks, strict=True)])
+
+    def _of_some(self, groups: Tensor, real: Tensor | None) -> Tensor:
         query, key, value = self.qkv(groups).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         with no_autocast(groups):
-            query, key, value = map(full_precision, (query, key, value))
-            size = max(1, _HELD_LOGITS // (self.heads * groups.shape[1] ** 2))
-            masks = (None,) * len(groups) if real is None else torch.split(real, size)
-            cuts = (torch.split(values, size) for values in (query, key, value))
-            parts = list(zip(*cuts, masks, strict=False))
-            run: Callable[..., Tensor] = self._mix
-            if len(parts) > 1:
-                mixed = [checkpoint(run, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
-            else:
-                mixed = [run(*parts[0])]
-        joined: Tensor = self.proj(torch.cat(mixed).transpose(1, 2).flatten(2))
+            mixed = self._mix(full_precision(query), full_precision(key), full_precision(value), real)
+        joined: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
         return joined
 
     def _mix(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None) -> Tensor:

@@ -13,7 +13,8 @@ Differs on purpose:
 - Bags are answered one by one. The published pseudoinverse divides by a maximum over the whole batch, so that there
   the answer depends on the neighbours; the maximum over the heads of one bag is kept.
 - No matrix of tokens by tokens or by landmarks is stored: the product is taken from the right, by fused attention.
-  Memory is linear in the number of tiles. Attention and pseudoinverse run in fp32 whatever the autocast.
+  Memory is linear in the number of tiles. Attention and pseudoinverse run in fp32 whatever the autocast. Above 20,000
+  tiles the first layer's attention is computed again for the gradient: a third less memory, a sixth more time.
 - The class token's row of the first layer is not a distribution (entries below 0, sums near 1). `attention` cuts it
   off at 1e-12 and makes each head sum to 1; the row itself is auxiliary["class_attention"]. Padding and the tiles'
   second appearance at the end are left out. The row is made again for the backward pass and not kept.
@@ -26,13 +27,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from wsi_mil.bags import BagBatch, full_precision, no_autocast, segment_softmax, split
 from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._layers import Dropout, FeatureLayer, hidden_width
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.models._recompute import LONG, computed_again
 
 PPEG_KERNELS = (7, 5, 3)
 LEAST_ATTENTION = 1e-12
@@ -114,7 +115,7 @@ class TransMil(MILModel):
         tokens = torch.cat([self.class_token[None].to(rows), rows, rows[: side**2 - n]])
         masks = (None, None) if mask is None else (mask[0], mask[1])
         first, second = self.layers
-        tokens, seen = first(tokens, generator=generator, forced_mask=masks[0])
+        tokens, seen = first(tokens, generator=generator, forced_mask=masks[0], again=n > LONG)
         tokens, _ = second(self.position(tokens, side), generator=generator, forced_mask=masks[1], row=False)
         return self.norm(tokens[0]), seen[:, 1 : n + 1].T
 
@@ -163,10 +164,18 @@ class NystromLayer(nn.Module):
         generator: torch.Generator | None = None,
         forced_mask: Tensor | None = None,
         row: bool = True,
+        again: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """tokens, forced_mask: (t, h). Returns tokens (t, h) and the first token's attention, (heads, t), if asked."""
-        mixed, seen = self.attention(self.norm(tokens), row=row)
+        """tokens, forced_mask: (t, h). Returns tokens (t, h) and the first token's attention, (heads, t), if asked.
+
+        again: compute the attention again for the gradient.
+        """
+        mixed, seen = computed_again(self._mix, tokens, row) if again else self._mix(tokens, row)
         return tokens + self.drop(mixed, generator=generator, forced_mask=forced_mask), seen
+
+    def _mix(self, tokens: Tensor, row: bool) -> tuple[Tensor, Tensor]:
+        mixed: tuple[Tensor, Tensor] = self.attention(self.norm(tokens), row=row)
+        return mixed
 
 
 class NystromAttention(nn.Module):
@@ -200,7 +209,8 @@ class NystromAttention(nn.Module):
             seen = q.new_empty(self.heads, 0)
             if row:
                 first = scaled_softmax(q[:, padding : padding + 1], k_means, scale) @ between
-                seen = torch.stack([_seen(*parts, scale) for parts in zip(first, q_means, k, strict=True)])[:, padding:]
+                parts = zip(first, q_means, k, strict=True)
+                seen = torch.stack([computed_again(_row_of_head, *part, scale) for part in parts])[:, padding:]
         return self.out(mixed.transpose(0, 1).flatten(1)[padding:]), seen
 
 
@@ -246,11 +256,6 @@ def iterative_pinv(matrices: Tensor, iterations: int) -> Tensor:
     return guess
 
 
-def _seen(first: Tensor, q_means: Tensor, keys: Tensor, scale: float) -> Tensor:
-    """(t,) the first token's attention in one head. first: (1, m), its attention to landmarks times the inverse."""
-    seen: Tensor = checkpoint(_row_of_head, first, q_means, keys, scale, use_reentrant=False, preserve_rng_state=False)
-    return seen
-
-
 def _row_of_head(first: Tensor, q_means: Tensor, keys: Tensor, scale: float) -> Tensor:
+    """(t,) the first token's attention in one head. first: (1, m), its attention to landmarks times the inverse."""
     return (first @ scaled_softmax(q_means, keys, scale))[0]

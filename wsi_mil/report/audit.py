@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from wsi_mil.report.study import USED, Study
+from wsi_mil.report.external import USED
+from wsi_mil.report.study import Study
 from wsi_mil.runs import FoldKey
 
 NO_SITE = "(no site)"
@@ -55,7 +56,11 @@ class Audit:
 
     folds: tuple[FoldAudit, ...]
     tested_once: bool
-    """In each repeat every patient is tested exactly once."""
+    """In each repeat every patient is tested exactly once: so with drawn folds, not with every file of folds."""
+    tested_at_most_once: bool
+    """In no repeat is a patient tested twice."""
+    never_tested: int
+    """Patients who stand in folds and are tested in none."""
     foreign_rows: int
     """Prediction rows of patients that are not in the test part of their model's fold, or the validation part of it."""
     missing_rows: int
@@ -71,7 +76,7 @@ class Audit:
     def clean(self) -> bool:
         """Nothing of a test patient was seen before the test."""
         shared = all(fold.clean for fold in self.folds)
-        return shared and self.tested_once and not self.foreign_rows and not self.duplicates_across
+        return shared and self.tested_at_most_once and not self.foreign_rows and not self.duplicates_across
 
 
 def cohort_flow(study: Study) -> Flow:
@@ -121,6 +126,8 @@ def audit(study: Study, fingerprints: dict[str, str]) -> Audit:
             for (repeat, fold), rows in study.folds.groupby(["repeat", "fold"], sort=True)
         ),
         tested_once=bool(complete and (times == 1).all()),
+        tested_at_most_once=bool((times <= 1).all()),
+        never_tested=len(everyone - set(tested["patient"])),
         foreign_rows=foreign,
         missing_rows=missing,
         duplicates=duplicates,

@@ -89,7 +89,7 @@ def curves_chart(methods: Sequence[MethodFigures], classes: Sequence[str]) -> Ch
             title = "" if n_classes == 2 else f", “{classes[column]}” against the rest"
             _finish_roc(roc_axes, f"ROC{title}")
             _finish_pr(pr_axes, _share(one_vs_rest(methods[0], column)[0]), f"Precision and recall{title}")
-            roc_axes.legend(loc="lower right", title="pooled AUC", fontsize=10, framealpha=0.9)
+            roc_axes.legend(loc="lower right", title="AUC over all patients", fontsize=10, framealpha=0.9)
             pr_axes.legend(loc="lower left", title="average precision", fontsize=10, framealpha=0.9)
         return Chart(uri=svg(figure), text="ROC and precision-recall curves of all methods")
 

@@ -18,6 +18,7 @@ from wsi_mil.report.method_figures import MethodFigures
 from wsi_mil.report.pictures import Case, worst_cases
 from wsi_mil.report.pointing import Pointing, point
 from wsi_mil.report.ranking_figures import within_folds
+from wsi_mil.report.shift import Shift, read_shift
 from wsi_mil.report.study import Study
 from wsi_mil.report.subgroups import Column, subgroups
 from wsi_mil.statistics.comparison import PairedTest, compare_aucs, holm
@@ -57,6 +58,8 @@ class Findings:
     """Of the methods where cross-validation measured it."""
     cases: dict[str, tuple[Case, ...]]
     failures: tuple[Failure, ...]
+    shift: Shift | None = None
+    """Of an external validation, where it was measured."""
 
     @property
     def best(self) -> MethodFigures:
@@ -80,6 +83,7 @@ def find(study: Study, *, slides_root: Path | None) -> Findings:
     prints, failed = fingerprints(study)
     leakage, unread = before_training(study)
     faithful, unmeasured = read_faithfulness(study)
+    shift, unshown = read_shift(study)
     return Findings(
         study=study,
         flow=cohort_flow(study),
@@ -93,7 +97,8 @@ def find(study: Study, *, slides_root: Path | None) -> Findings:
         pointing=tuple(pointing),
         faithfulness=tuple(faithful),
         cases=cases,
-        failures=(*_once(failures + failed + unread + unmeasured),),
+        failures=(*_once(failures + failed + unread + unmeasured + unshown),),
+        shift=shift,
     )
 
 

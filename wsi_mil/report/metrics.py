@@ -5,6 +5,7 @@ from typing import Any
 
 from wsi_mil.leakage import LeakageAudit
 from wsi_mil.report.choices import Choices
+from wsi_mil.report.designs import design_of
 from wsi_mil.report.detection import Detection
 from wsi_mil.report.faithful import MethodFaithfulness
 from wsi_mil.report.findings import Findings
@@ -32,7 +33,9 @@ def metrics(found: Findings, names: Names) -> dict[str, Any]:
             "positive": study.positive if study.binary else None,
             "patients": found.flow.patients,
             "slides": found.flow.used,
-            "primary": "AUC over pairs of patients tested in the same fold; probabilities: mean over slides, seeds",
+            "primary": "AUC over pairs of patients; probabilities: mean over slides and models"
+            if study.external
+            else "AUC over pairs of patients tested in the same fold; probabilities: mean over slides, seeds",
             "intervals": {
                 "level": 0.95,
                 "small_sample_rule": SMALL_SAMPLE_RULE,
@@ -63,9 +66,29 @@ def metrics(found: Findings, names: Names) -> dict[str, Any]:
 def run_facts(found: Findings, names: Names) -> dict[str, Any]:
     """What is of the run as a whole, whatever it predicts."""
     return {
+        "design": design_of(found.study).name,
+        "external": _external(found, names),
         "faithfulness": {one.method: _faithfulness(one) for one in found.faithfulness},
         "audit": audit_facts(found),
         "audit_before_training": _leakage(found.leakage, names),
+    }
+
+
+def _external(found: Findings, names: Names) -> dict[str, Any] | None:
+    external, shift = found.study.external, found.shift
+    if external is None:
+        return None
+    return {
+        "patients_trained_on": {names.patient(patient): by for patient, by in external.trained_on.items()},
+        "training_patients_known_to_the_models": external.flagging,
+        "left_out_without_label": external.unlabelled,
+        "domain_shift": {
+            "slides": len(shift.slides),
+            "unlike_the_training_slides": len(shift.unlike),
+            "sentences": shift.sentences,
+        }
+        if shift
+        else None,
     }
 
 
@@ -291,6 +314,8 @@ def audit_facts(found: Findings) -> dict[str, Any]:
     return {
         "clean": audit.clean,
         "every_patient_tested_once_a_repeat": audit.tested_once,
+        "no_patient_tested_twice_in_a_repeat": audit.tested_at_most_once,
+        "patients_never_tested": audit.never_tested,
         "prediction_rows_outside_test": audit.foreign_rows,
         "test_patients_without_prediction": audit.missing_rows,
         "fingerprints_known": audit.fingerprints,

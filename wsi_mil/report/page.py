@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import jinja2
 
 import wsi_mil
+from wsi_mil.report.designs import design_of
 from wsi_mil.report.findings import Findings
 from wsi_mil.report.pseudonyms import Names
 from wsi_mil.report.sections import (
@@ -17,9 +18,11 @@ from wsi_mil.report.sections import (
     compared,
     errors,
     how,
+    known,
     leakage,
     methods,
     pointing,
+    shift,
     subgroups,
     summary,
     tripod,
@@ -53,28 +56,51 @@ SECTIONS: tuple[Section, ...] = (
     tripod,
     appendix,
 )
-"""In the order of the page."""
+"""In the order of the page of a cross-validation."""
+_ELSEWHERE: dict[str, tuple[Section, ...]] = {leakage.__name__: (shift, known)}
 
 
 def render(found: Findings, names: Names) -> str:
     """The page as text."""
     engine = templates()
-    titles = {anchor(section): section.TITLE for section in SECTIONS}
+    sections = sections_for(SECTIONS, found)
+    titles = {anchor(section): section.TITLE for section in sections}
     bodies = []
-    for section in SECTIONS:
+    for section in sections:
         context = section.context(found, names) | {"titles": titles}
         html = engine.get_template(f"{anchor(section)}.html").render(context)
         bodies.append((anchor(section), section.TITLE, html))
     return render_page(
-        title=f"{found.study.target}: {len(found.methods)} methods on {found.flow.patients} patients",
+        title=f"{found.study.target}: {about(found)}",
+        headline=design_of(found.study).headline,
         labels=[method.label for method in found.methods],
         sections=bodies,
         hidden=names.hidden,
     )
 
 
+def sections_for(sections: Sequence[Section], found: Findings) -> tuple[Section, ...]:
+    """The same; where models were trained elsewhere, how far that is stands in place of the audit before training."""
+    if found.study.external is None:
+        return tuple(sections)
+    return tuple(own for section in sections for own in _ELSEWHERE.get(section.__name__, (section,)))
+
+
+def about(found: Findings) -> str:
+    """What the title says after the target."""
+    n, patients = len(found.methods), found.flow.patients
+    methods = "1 method" if n == 1 else f"{n} methods"
+    return f"{methods}{', trained elsewhere,' if found.study.external else ''} on {patients} patients"
+
+
 def render_page(
-    *, title: str, labels: Sequence[str], sections: Sequence[tuple[str, str, str]], hidden: bool, style: str = ""
+    *,
+    title: str,
+    headline: str = "Cross-validated study of whole-slide images.",
+    labels: Sequence[str],
+    sections: Sequence[tuple[str, str, str]],
+    hidden: bool,
+    style: str = "",
 ) -> str:
     """A page of rendered sections: (anchor, title, HTML that the templates have escaped). style: more CSS."""
     return (
@@ -82,6 +108,7 @@ def render_page(
         .get_template("report.html")
         .render(
             title=title,
+            headline=headline,
             labels=labels,
             sections=sections,
             style=(_FOLDER / "style.css").read_text(encoding="utf-8") + style,

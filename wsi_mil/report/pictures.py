@@ -1,4 +1,4 @@
-"""The worst errors, seen: thumbnail and heat map of the model that had not seen the patient."""
+"""The worst errors, seen: thumbnail and heat map of a model, or of models, that had not seen the patient."""
 
 import base64
 import io
@@ -160,14 +160,14 @@ def _compose(
     chosen: tuple[Place, ...],
     keys: list[FoldKey],
 ) -> Picture:
-    remarks = [] if scores is not None else ["No held-out tile scores are stored for this slide."]
+    remarks = [] if scores is not None else ["No tile scores are stored for this slide."]
     if seen.thumbnail is None:
         remarks.append("The slide file is not reachable, or not the one that was scored, so no tissue is shown.")
     if scores is None or column is None:
         return Picture(
             slide=slide, thumbnail=_jpeg(seen.thumbnail), heatmap="", caption="", remark=" ".join(remarks), tiles=()
         )
-    heat, caption = _heat(scores, seen.thumbnail, column, keys[0])
+    heat, caption = _heat(scores, seen.thumbnail, column, _drawn_by(study, keys[0]))
     outline = _outline(study, slide, scores.geometry)
     size_l0 = scores.geometry.level0_size
     thumbnail = _outlined(seen.thumbnail, outline, size_l0)
@@ -223,12 +223,18 @@ def _look(
         return _Seen(thumbnail=thumbnail, tiles=tiles)
 
 
-def _heat(scores: TileScores, thumbnail: Rgb | None, column: ScoreColumn, key: FoldKey) -> tuple[Rgb, str]:
+def _heat(scores: TileScores, thumbnail: Rgb | None, column: ScoreColumn, drawn_by: str) -> tuple[Rgb, str]:
     ground = thumbnail if thumbnail is not None else _blank(scores)
     picture = overlay(ground, rasterise(scores, column.name), scores.geometry, column=column)
     about = f"Class shown: {column.label}." if column.label is not None else "It speaks of no particular class."
-    caption = f"{meaning(column, 'percentile')} {about} Drawn by model {key}, which did not see this patient."
+    caption = f"{meaning(column, 'percentile')} {about} {drawn_by}"
     return picture, caption
+
+
+def _drawn_by(study: Study, key: FoldKey) -> str:
+    if study.external is not None:
+        return "Drawn from the mean scores of all models."
+    return f"Drawn by model {key}, which did not see this patient."
 
 
 def _blank(scores: TileScores) -> Rgb:

@@ -1,4 +1,4 @@
-"""What a finished cross-validation holds, read once: predictions as arrays, cohort, folds, who chose the epoch."""
+"""What a finished run holds, read once: predictions as arrays, cohort, folds, who chose the epoch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 
 from wsi_mil.errors import RunError
+from wsi_mil.report.external import USED, External, admit, refuse_unlabelled
 from wsi_mil.run_reading import GIVE_AGAIN, NUMBERED
 from wsi_mil.runs import FoldKey, RunDir, Selection
 from wsi_mil.statistics.ranking import Floats, Ints
 
-USED = "used"
 _ROUNDING = 1e-6
 """Rows of probabilities sum to 1 within this."""
 
@@ -76,6 +76,14 @@ class Study:
     cohort: pd.DataFrame
     folds: pd.DataFrame
     methods: tuple[Trained, ...]
+    external: External | None = None
+    """Of an external validation, who is left out; None of a cross-validation."""
+
+    @property
+    def one_group(self) -> bool:
+        """Whether all that are tested are tested together, so that there are no folds to tell apart."""
+        tested = self.folds[self.folds["part"] == "test"]
+        return len(tested[["repeat", "fold"]].drop_duplicates()) == 1
 
     @property
     def binary(self) -> bool:
@@ -100,18 +108,15 @@ class Study:
 
 
 def read_study(path: Path) -> Study:
-    """Read a finished cross-validation. Raises RunError when it is unfinished or of another kind."""
+    """Read a finished cross-validation or external validation. Raises RunError when it cannot be reported."""
     run = RunDir(path)
     config = run.config()
-    if config.get("kind") != "crossval":
-        raise RunError(
-            f"{path} holds a run of kind {config.get('kind')!r}; a report needs held-out predictions with labels. "
-            f"Give the folder that `wsi-mil crossval` wrote."
-        )
+    refuse_unlabelled(path, config)
     task = config["task"]
     classes = tuple(str(name) for name in task["classes"])
-    predictions = run.predictions()
-    methods = tuple(_trained(run, label, predictions, classes, str(task["target"])) for label in run.methods())
+    cohort = run.cohort("site", "target", "path", "annotation", "mpp_x", "mpp_y", "status", "tiles")
+    own = admit(path, config, cohort=cohort, folds=run.folds(), predictions=run.predictions())
+    methods = tuple(_trained(run, label, own.predictions, classes, str(task["target"])) for label in run.methods())
     if not any(len(method.test) for method in methods):
         raise RunError(f"{run.predictions_path} has no row. Give the same crossval command again to finish the run.")
     return Study(
@@ -120,9 +125,10 @@ def read_study(path: Path) -> Study:
         classes=classes,
         target=str(task["target"]),
         level=str(task["level"]),
-        cohort=run.cohort("site", "target", "path", "annotation", "mpp_x", "mpp_y", "status", "tiles"),
-        folds=run.folds(),
+        cohort=own.cohort,
+        folds=own.folds,
         methods=tuple(method for method in methods if len(method.test)),
+        external=own.external,
     )
 
 

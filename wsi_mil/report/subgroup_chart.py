@@ -27,7 +27,7 @@ def subgroup_chart(name: str, levels: Levels, *, auc: Sequence[float], right: Se
         if ranked:
             _draw(panels[0], [[one.auc for one in figures] for _, figures in levels], auc)
             panels[0].axvline(0.5, color=GREY, linestyle=":", linewidth=1.2)
-            panels[0].set_xlabel("AUC within folds")
+            panels[0].set_xlabel("AUC")
         _draw(panels[-1], [[one.right for one in figures] for _, figures in levels], right)
         panels[-1].set_xlabel("share called rightly")
         panels[0].set_yticks(

@@ -9,6 +9,7 @@ from wsi_mil.report.method_figures import Figure, MethodFigures
 from wsi_mil.report.metrics import audit_facts, fold_rows, leakage_rows, named_figures, training_rows
 from wsi_mil.report.pointing import Pointing
 from wsi_mil.report.pseudonyms import Names
+from wsi_mil.report.shift import Shift
 from wsi_mil.statistics.intervals import Interval
 
 _LEAKAGE = ["severity", "kind", "slides", "patients", "value", "folds"]
@@ -31,7 +32,8 @@ def tables(found: Findings, names: Names) -> dict[str, pd.DataFrame]:
 
 def run_tables(found: Findings, names: Names) -> dict[str, pd.DataFrame]:
     """Those of the run as a whole, whatever it predicts."""
-    return {
+    shift = {"domain_shift.csv": _shift(found.shift, names)} if found.shift else {}
+    return shift | {
         "localisation.csv": _localisation(found.pointing, names),
         "cohort.csv": _cohort(found, names),
         "leakage.csv": pd.DataFrame(leakage_rows(found.leakage, names), columns=_LEAKAGE),
@@ -157,6 +159,10 @@ def _cohort(found: Findings, names: Names) -> pd.DataFrame:
         }
     )
     return frame.sort_values("slide", kind="stable")
+
+
+def _shift(shift: Shift, names: Names) -> pd.DataFrame:
+    return shift.slides.assign(slide=[names.slide_or_text(slide) for slide in shift.slides["slide"]])
 
 
 def _audit_row(fold: dict[str, Any]) -> dict[str, Any]:

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wsi_mil.report.designs import design_of
 from wsi_mil.report.findings import Findings
 from wsi_mil.report.method_figures import Figure, MethodFigures
 from wsi_mil.statistics import decisions
 from wsi_mil.statistics.intervals import FEW, Interval
 
 ALPHA = 0.05
+UNKNOWN_TRAINING = "Nobody can tell whether the models were trained on a patient of this cohort."
 
 
 def number(value: float, digits: int = 2) -> str:
@@ -57,6 +59,12 @@ def threshold(method: MethodFigures, found: Findings) -> str:
     """How the decisions of a method came about."""
     if not found.study.binary:
         return "Each patient is called the class of the largest mean probability."
+    if found.study.external:
+        cut = method.folds[0].threshold
+        return (
+            f"A patient is called “{found.study.positive}” from a mean probability of {number(cut.value, 3)} up, the mean "
+            f"of the thresholds that the models brought along ({cut.source}). No patient here chose it."
+        )
     chosen = sum(fold.threshold.from_validation for fold in method.folds)
     rest = len(method.folds) - chosen
     parts = [f"the Youden point of its validation patients in {chosen} of {len(method.folds)} models"] if chosen else []
@@ -85,15 +93,15 @@ def question(found: Findings) -> str:
     mixed = _mixed(found)
     both = f"; {len(mixed)} of them with slides of different classes" if mixed else ""
     whom = f"{flow.patients} patients ({groups}{both}) with {flow.used} slides{sites}"
-    unseen = "Every patient was judged by models that had never seen any of that patient's slides."
-    return f"{aim} Asked of {whom}. {unseen}"
+    return f"{aim} Asked of {whom}. {design_of(study).unseen}"
 
 
 def verdict(method: MethodFigures, found: Findings) -> str:
     """The best method's figure and what an AUC means."""
     study = found.study
     if not np.isfinite(method.primary.value):
-        return "No method has a defined AUC: no test fold holds patients of two classes."
+        where = "there are no" if study.one_group else "no test fold holds"
+        return f"No method has a defined AUC: {where} patients of two classes."
     share = round(100 * float(f"{method.primary.value:.2f}"))  # of the figure as it is printed
     if study.binary:
         pair = f"of 100 pairs of one “{study.positive}” and one “{study.classes[0]}” patient, about {share} are ranked"
@@ -160,13 +168,21 @@ def pointing(found: Findings) -> str:
 
 def not_shown(found: Findings) -> list[str]:
     """What must not be read out of the report."""
+    external = found.study.external is not None
+    hospital = "a third hospital: these patients" if external else "another hospital: all patients"
     lines = [
-        "It does not show how the methods do in another hospital: all patients come from this cohort, and scanner, "
-        "stain and referral travel with it.",
+        f"It does not show how the methods do in {hospital} come from this cohort, and scanner, stain and referral "
+        f"travel with it.",
         "It does not show benefit for patients, and no threshold here is fit for clinical use.",
         "Intervals hold the trained models fixed; training anew moves the figures further.",
         "Attention shows what a model weighed. It is not a segmentation, and not proof of a cause.",
     ]
+    if external:
+        lines.insert(
+            1,
+            "It does not show why figures differ from those of the training cohort: slides, patients and the share of "
+            "each class may all differ. Nor does it show how the models would do if they were tuned to this cohort.",
+        )
     if len(found.flow.sites) > 1 and any(fold.sites_train_test for fold in found.audit.folds):
         lines.insert(1, "Sites stand on both sides of the folds, so part of the figure may be site, not disease.")
     return lines
@@ -179,7 +195,7 @@ def warnings(found: Findings) -> list[str]:
 
 def run_warnings(found: Findings) -> list[str]:
     """Those of the run as a whole, whatever it predicts."""
-    return [*_leaks(found), *_encoder(found), *_left_out(found)]
+    return [*_trained_on(found), *_leaks(found), *_shift(found), *_encoder(found), *_left_out(found)]
 
 
 def figure_warnings(found: Findings) -> list[str]:
@@ -195,6 +211,23 @@ def _listed(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def _trained_on(found: Findings) -> list[str]:
+    """Of an external validation, that somebody in it was trained on, or that nobody can tell."""
+    external = found.study.external
+    if external is None:
+        return []
+    if external.trained_on:
+        return [
+            f"{len(external.trained_on)} patients were trained on (known by name, slide or file). What the models say "
+            f"of them is no test: they are left out of every figure."
+        ]
+    return [] if external.flagging else [f"{UNKNOWN_TRAINING} If one was, the figures flatter the models."]
+
+
+def _shift(found: Findings) -> list[str]:
+    return list(found.shift.sentences) if found.shift else []
+
+
 def _leaks(found: Findings) -> list[str]:
     audit, lines = found.audit, []
     if any(not fold.clean for fold in audit.folds):
@@ -203,12 +236,12 @@ def _leaks(found: Findings) -> list[str]:
         lines.append(f"Leakage: {audit.foreign_rows} predictions are of patients outside their part of the fold.")
     if audit.duplicates_across:
         lines.append(f"{audit.duplicates_across} groups of identical slides stand under different patients.")
-    if not audit.tested_once:
-        lines.append("Not every patient is tested exactly once in each repeat.")
+    if not audit.tested_at_most_once:
+        lines.append("Some patients are tested more than once in a repeat.")
     if audit.missing_rows:
         lines.append(
             f"{audit.missing_rows} test predictions are missing ({_unfinished(found)}). "
-            f"Give the crossval command again."
+            f"Give the {design_of(found.study).again} command again."
         )
     return lines
 
@@ -217,6 +250,8 @@ def _unfinished(found: Findings) -> str:
     """Which methods have no figure at all, where that is so."""
     there = {method.label for method in found.methods}
     absent = [str(m["label"]) for m in found.study.config["methods"] if str(m["label"]) not in there]
+    if found.study.external:
+        return "of slides that could not be scored"
     return f"all of {', '.join(absent)}" if absent else "of models that failed or were not trained"
 
 
@@ -260,7 +295,9 @@ def _figures(found: Findings) -> list[str]:
         if method.flagged
     ]
     undefined = {str(fold.key) for method in found.methods for fold in method.folds if not np.isfinite(fold.auc)}
-    if undefined:
+    if undefined and found.study.external:
+        lines.append("A class is absent: no AUC is defined.")
+    elif undefined:
         lines.append(f"A class is absent from the test part of {', '.join(sorted(undefined))}: AUC not defined there.")
     return lines
 
@@ -273,4 +310,6 @@ def _thresholds(found: Findings) -> list[str]:
     if not fixed:
         return []
     reasons = sorted({fold.threshold.source for fold in fixed})
+    if found.study.external:
+        return [f"Not every threshold was chosen by validation patients where the models were trained: {reasons[0]}."]
     return [f"The decision threshold of {len(fixed)} of {len(folds)} models is {'; or '.join(reasons)}."]

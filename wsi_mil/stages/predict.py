@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from tiling.atomic import write_bytes
+from tiling.atomic import write_bytes, write_text
 from tiling.discovery import find_slides
 from wsi_mil import __version__, domain_shift
 from wsi_mil.bags import Bag
@@ -160,6 +160,7 @@ def _config(
         "task": {**task, "level": people.task.level, "trained_level": task["level"]},
         "labelled": people.labelled,
         "labels_sha256": _digest(people.labels()) if table else None,
+        "training_known": source.known is not None,
         "methods": list(source.config["methods"]),
         "models": {ensemble.label: list(ensemble.digests) for ensemble in source.ensembles},
         "combined": "mean over models",
@@ -245,6 +246,8 @@ def _write(target: RunDir, source: Source, study: Study, scored: _Scored, slides
         found = domain_shift.compare(source.bundle.training, scored.measured)
         write_frame(target.domain_shift_path, found)
         write_bytes(target.domain_shift_path.with_suffix(".png"), domain_shift.draw(source.bundle.training, found))
+        said = domain_shift.sentences(source.bundle.training, found)
+        write_text(target.domain_shift_path.with_suffix(".txt"), "".join(f"{line}\n" for line in said))
 
 
 def _draw(target: RunDir, study: Study, scored: _Scored, slides: Path) -> list[Failure]:

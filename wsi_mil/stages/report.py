@@ -10,6 +10,7 @@ import pandas as pd
 
 from tiling.atomic import write_text
 from wsi_mil.outcomes import Failure, Summary
+from wsi_mil.report.designs import design_of
 from wsi_mil.report.findings import Findings, find
 from wsi_mil.report.kinds.findings import all_failures, find_run
 from wsi_mil.report.kinds.page import chapters_of, render_run
@@ -24,12 +25,12 @@ from wsi_mil.runs import RunDir, write_frame
 
 
 def report(run: Path, *, slides: Path | None = None, pseudonymise: bool = False) -> Summary:
-    """Report on a cross-validation: figures with intervals, method comparison, audit, worst errors.
+    """Report on a cross-validation or an external validation: figures with intervals, comparison, audit, worst errors.
 
     Writes report.html (self-contained), metrics.json and tables/*.csv into the run folder.
 
     Args:
-        run: the run folder that crossval wrote
+        run: the run folder that crossval wrote, or predict with a table of labels
         slides: folder of the slides, for thumbnails (default: where they were at the time of the run)
         pseudonymise: show stable stand-ins instead of patient and slide ids, and no paths
     """
@@ -96,7 +97,8 @@ def _gaps(found: Findings) -> tuple[Failure, ...]:
     missing = found.audit.missing_rows
     if not missing:
         return ()
-    reason = f"{missing} test predictions are missing: give the crossval command again, then report again"
+    again = design_of(found.study).again
+    reason = f"{missing} test predictions are missing: give the {again} command again, then report again"
     return (Failure(item=found.study.run.predictions_path.name, outcome="not finished", reason=reason),)
 
 
@@ -108,6 +110,8 @@ def _names(study: Study, predicted: Collection[str], *, pseudonymise: bool) -> N
 
 def _notes(found: Findings, study: Study) -> tuple[str, ...]:
     lines = [f"Open {study.run.report_path} in a browser; the numbers stand in {study.run.metrics_path.name}."]
+    if study.external is not None and study.external.trained_on:
+        lines.append(f"{len(study.external.trained_on)} patients were trained on: they are left out of every figure.")
     if not found.audit.clean:
         lines.append("The leakage audit is not clean: read it before you use any figure.")
     return tuple(lines)

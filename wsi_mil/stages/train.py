@@ -48,7 +48,9 @@ def train(
     from wsi_mil.study import open_study, study_config
 
     study = open_study(table, bags=bags, task=task, cohort=cohort, slides=slides, allow_missing=allow_missing)
-    split = [whole_cohort(study.classes_of, folds, essential=study.essential, sites=study.sites() if folds.by_site else None)]
+    split = [
+        whole_cohort(study.classes_of, folds, essential=study.essential, sites=study.sites() if folds.by_site else None)
+    ]
     # whole paths, so that the run can be looked at from any folder
     paths = {"table": table.resolve(), "slides": slides.resolve() if slides else None, "bags": bags.resolve()}
     config = study_config(
@@ -70,7 +72,11 @@ def train(
 
 
 def whole_cohort(
-    classes_of: dict[str, set[str]], spec: HoldOutSpec, *, sites: dict[str, str] | None, essential: set[str] | None = None
+    classes_of: dict[str, set[str]],
+    spec: HoldOutSpec,
+    *,
+    sites: dict[str, str] | None,
+    essential: set[str] | None = None,
 ) -> Fold:
     """Everybody trains, apart from a stratified validation part of about `spec.validation`; nobody is tested."""
     held_out = choose_validation(classes_of, spec.validation, seed=spec.seed, sites=sites, essential=essential)

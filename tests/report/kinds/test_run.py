@@ -159,7 +159,7 @@ def test_a_target_without_a_label_is_named_and_the_others_stand(tmp_path):
     run = kinds.fabricate_kinds(tmp_path, wish)
     report(run.path)
     text = _Page(run.report_path.read_text()).text
-    assert "“tp53”: no tested patient has a label, so there is no figure." in text
+    assert "“tp53”: no tested patient has a label of its own, so there is no figure." in text
     assert list(json.loads(run.metrics_path.read_text())["targets"]) == ["ki67"]
 
 
@@ -167,6 +167,15 @@ def test_a_run_without_any_label_is_refused(tmp_path):
     wish = kinds.KindsWish(patients=20, signal=ONE, truth={"ki67": [None] * 20})
     run = kinds.fabricate_kinds(tmp_path, wish)
     with pytest.raises(RunError, match="no tested patient has a label"):
+        report(run.path)
+
+
+def test_slides_that_all_contradict_each_other_leave_no_patient_with_a_value(tmp_path):
+    wish = kinds.KindsWish(patients=10, n_folds=2, level="slide", slides_per_patient=2, signal=ONE)
+    run = kinds.fabricate_kinds(tmp_path, wish)
+    frame = run.predictions()
+    write_frame(run.predictions_path, frame.assign(target=[str(place) for place in range(len(frame))]))
+    with pytest.raises(RunError, match="no tested patient has a label of its own of ki67"):
         report(run.path)
 
 

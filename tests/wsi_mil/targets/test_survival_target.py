@@ -72,7 +72,8 @@ def test_a_step_without_an_event_moves_nothing():
     risk = torch.tensor([[0.5], [1.0]], requires_grad=True)
     loss = CoxPartialLikelihood()(risk, torch.tensor([[1.0, 0], [2, 0]]))
     loss.backward()
-    assert float(loss.detach()) == 0.0 and not risk.grad.any()
+    assert float(loss.detach()) == 0.0
+    assert not risk.grad.any()
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def _target_warnings(found: RunFindings, chapters: Sequence[Chapter]) -> list[st
     lines = []
     for (target, part), missing in zip(found.targets, found.studies.unlabelled, strict=True):
         if part is None:
-            lines.append(f"“{target.name}”: no tested patient has a label, so there is no figure.")
+            lines.append(f"“{target.name}”: no tested patient has a label of its own, so there is no figure.")
         elif missing:
             lines.append(f"{missing} tested patients have no label of “{target.name}”; no figure of it counts them.")
     if len(found.targets) == 1:

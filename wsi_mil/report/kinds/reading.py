@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from wsi_mil.errors import RunError
-from wsi_mil.report.kinds.records import Answered, Answers, Target, TargetStudy, bare_rows
+from wsi_mil.report.kinds.records import Answered, Answers, Target, TargetStudy, bare_rows, patient_answers
 from wsi_mil.report.study import Rows, Study, Trained, calibrated_rows, rows_of
 from wsi_mil.run_reading import GIVE_AGAIN, NUMBERED
 from wsi_mil.runs import FoldKey, RunDir
@@ -69,7 +69,7 @@ def read_run(path: Path) -> RunStudies:
     studies = tuple(_study(target, targets[0], predictions, cohort=cohort, shared=shared) for target in targets)
     if not any(study.methods for study in studies):
         listed = ", ".join(target.name for target in targets)
-        raise RunError(f"{run.predictions_path}: no tested patient has a label of {listed}. {GIVE_AGAIN}")
+        raise RunError(f"{run.predictions_path}: no tested patient has a label of its own of {listed}. {GIVE_AGAIN}")
     return RunStudies(
         everyone=_everyone(targets, studies, predictions, cohort=cohort, shared=shared),
         studies=studies,
@@ -107,7 +107,7 @@ def _study(
     return TargetStudy(
         target=target,
         cohort=cohort,
-        methods=tuple(method for method in answered if len(method.test)),
+        methods=tuple(method for method in answered if len(patient_answers(method.test)[0])),
         **shared,
     )
 

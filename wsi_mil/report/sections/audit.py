@@ -1,19 +1,21 @@
-"""After training: who stood where, who was predicted by whom, and which patients chose what."""
+"""Who stood where, who was predicted by whom, and which patients chose what."""
 
 from typing import Any
 
 from wsi_mil.report.choices import Choices, Counted
+from wsi_mil.report.designs import design_of
 from wsi_mil.report.findings import Findings
 from wsi_mil.report.pseudonyms import Names
 from wsi_mil.report.sections.calibration import fitted
 
-TITLE = "Audit after training"
+TITLE = "Audit of the predictions"
 
 
 def context(found: Findings, names: Names) -> dict[str, Any]:
     """The audit's numbers and sentences."""
     return {
         "audit": found.audit,
+        "design": design_of(found.study),
         "classes": found.study.classes,
         "duplicates": [", ".join(sorted(map(names.slide, group))) for group in found.audit.duplicates],
         "choices": [_choice(one, names) for one in found.choices],

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from wsi_mil.report import figures, wording
+from wsi_mil.report.designs import design_of
 from wsi_mil.report.findings import Comparison, Findings
 from wsi_mil.report.method_figures import MethodFigures
 from wsi_mil.report.pseudonyms import Names
@@ -16,7 +17,9 @@ TITLE = "Methods compared"
 def context(found: Findings, names: Names) -> dict[str, Any]:
     """Tables and charts over all methods."""
     operating = found.best.operating
+    design = design_of(found.study)
     return {
+        "design": design,
         "methods": [_method(found, method, place) for place, method in enumerate(found.methods)],
         "binary": found.study.binary,
         "positive": found.study.positive,
@@ -25,7 +28,7 @@ def context(found: Findings, names: Names) -> dict[str, Any]:
         "comparisons": [_comparison(one) for one in found.comparisons],
         "forest": figures.forest_chart(found.methods),
         "curves": figures.curves_chart(found.methods, found.study.classes),
-        "folds": figures.folds_chart(found.methods),
+        "folds": None if design.external else figures.folds_chart(found.methods),
         "trainings": [row for method in found.methods for row in _trainings(method)],
     }
 

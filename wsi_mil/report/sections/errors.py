@@ -21,6 +21,7 @@ def context(found: Findings, names: Names) -> dict[str, Any]:
     return {
         "methods": [_method(found, method, place, names) for place, method in enumerate(found.methods)],
         "gradient": gradient(),
+        "external": found.study.external is not None,
         "binary": found.study.binary,
         "positive": found.study.positive,
         "linked": not names.hidden,

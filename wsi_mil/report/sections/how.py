@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from wsi_mil.report.designs import design_of
 from wsi_mil.report.findings import Findings
 from wsi_mil.report.metrics import named_figures
 from wsi_mil.report.pseudonyms import Names
@@ -10,7 +11,6 @@ from wsi_mil.statistics.intervals import SMALL_SAMPLE_RULE
 
 TITLE = "How it was computed"
 _TITLES = {
-    "auc": "AUC within folds",
     "auc_pooled": "AUC pooled",
     "auc_slides": "AUC by slide",
     "average_precision": "Average precision",
@@ -36,6 +36,7 @@ _TITLES = {
 def context(found: Findings, names: Names) -> dict[str, Any]:
     """The rules, and a table figure -> methods of its intervals."""
     return {
+        "design": design_of(found.study),
         "level": found.study.level,
         "binary": found.study.binary,
         "positive": found.study.positive,
@@ -49,10 +50,13 @@ def context(found: Findings, names: Names) -> dict[str, Any]:
 def _intervals(found: Findings) -> list[tuple[str, str]]:
     """Of each figure the methods of its intervals, with whose they are where they differ."""
     used: dict[str, dict[str, list[str]]] = {}
+    design = design_of(found.study)
+    hidden = {"auc_pooled"} if design.one_group else set()
+    titles = _TITLES | {"auc": design.auc}
     for method in found.methods:
         for name, figure in named_figures(method).items():
             used.setdefault(name, {}).setdefault(figure.interval.method, []).append(method.label)
-    return [(_TITLES[name], _listed(how)) for name, how in used.items()]
+    return [(titles[name], _listed(how)) for name, how in used.items() if name not in hidden]
 
 
 def _listed(how: dict[str, list[str]]) -> str:

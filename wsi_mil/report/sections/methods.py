@@ -3,6 +3,7 @@
 from typing import Any
 
 from wsi_mil.report import figures, wording
+from wsi_mil.report.designs import design_of
 from wsi_mil.report.findings import Findings
 from wsi_mil.report.method_figures import FoldFigures, MethodFigures
 from wsi_mil.report.pseudonyms import Names
@@ -17,6 +18,7 @@ def context(found: Findings, names: Names) -> dict[str, Any]:
     return {
         "methods": [_method(found, method, place) for place, method in enumerate(found.methods)],
         "classes": found.study.classes,
+        "design": design_of(found.study),
     }
 
 

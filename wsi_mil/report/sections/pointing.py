@@ -1,4 +1,4 @@
-"""Where the methods look: tiles of held-out slides against the annotated outline, and against the models' answers."""
+"""Where the methods look: tiles of unseen slides against the annotated outline, and against the models' answers."""
 
 from typing import Any
 

@@ -3,6 +3,7 @@
 from itertools import groupby
 from typing import Any
 
+from wsi_mil.report.designs import design_of
 from wsi_mil.report.findings import Findings
 from wsi_mil.report.pseudonyms import Names
 from wsi_mil.report.subgroup_chart import subgroup_chart
@@ -18,6 +19,7 @@ def context(found: Findings, names: Names) -> dict[str, Any]:
     return {
         "columns": [_column(found, column, names) for column in found.columns],
         "classes": found.study.classes,
+        "auc": design_of(found.study).auc,
         "many": len(found.methods) > 1,
         "best": found.best.label,
     }

@@ -3,7 +3,7 @@
 Collins et al., BMJ 2024;385:e078378 (CC BY 4.0). The items' wording here is our own and short; the statement's counts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from wsi_mil.report.findings import Findings
@@ -92,6 +92,27 @@ ITEMS = (
 )
 
 
+_ELSEWHERE = {
+    "7": (("cohort", "shift", "appendix"), "staining and scanning"),
+    "12a": (("known", "audit"), ""),
+    "12c": (("appendix",), "how the model was built: its model card and the study that trained it"),
+    "16": (("shift", "known", "cohort"), "how the patients differ"),
+    "20c": (("shift",), "of patients and outcomes"),
+    "21": (("cohort", "methods"), "those of the training cohort"),
+    "27c": (("compared", "subgroups"), "next steps"),
+}
+"""Number -> (sections, what is left), where models that were trained elsewhere are tested."""
+
+
+def items_for(found: Findings) -> tuple[Item, ...]:
+    """The items, as far as the design of the study has a say in where they are answered."""
+    if found.study.external is None:
+        return ITEMS
+    changed = {number: {"sections": sections, "left": left} for number, (sections, left) in _ELSEWHERE.items()}
+    return tuple(replace(item, **changed.get(item.number, {})) for item in ITEMS)
+
+
 def context(found: Findings, names: Names) -> dict[str, Any]:
     """The items with links into the page."""
-    return {"items": ITEMS, "authors": AUTHORS, "alone": sum(not item.sections for item in ITEMS)}
+    items = items_for(found)
+    return {"items": items, "authors": AUTHORS, "alone": sum(not item.sections for item in items)}
