@@ -69,7 +69,7 @@ def read_classic(path: Path) -> ClassicBags:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in _ARRAYS if name in file}
-    except (OSError, ValueError, BadZipFile) as error:
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise StoreError(f"{path}: cannot be read as npz ({error}).") from None
     problem = _problem(arrays)
     if problem:

@@ -162,7 +162,7 @@ def sentences(training: Training, found: pd.DataFrame) -> list[str]:
         said.append(
             f"Domain shift in {name}: {far} of {len(measured)} slides lie farther from the training slides than "
             f"{FAR:.0%} of these lie from each other ({1 - FAR:.0%} would be expected; median distance {typical:.2f}, "
-            f"there {reference.quantiles[50]:.2f}). The model has not been tested on such slides."
+            f"there {reference.quantiles[50]:.2f}). Where it was trained, the model was not tested on such slides."
         )
     other_size = int(_unusual(found, "mpp").sum())
     if other_size:

@@ -61,7 +61,21 @@ def test_a_patient_tested_twice_is_noticed(make_run):
     folds = pd.read_csv(run.folds_path, dtype=str)
     folds.loc[(folds["fold"] == "1") & (folds["patient"] == "P000"), "part"] = "test"
     folds.to_csv(run.folds_path, index=False)
-    assert not _audit(run).tested_once
+    found = _audit(run)
+    assert not found.tested_once
+    assert not found.tested_at_most_once
+    assert not found.clean
+
+
+def test_one_split_that_tests_some_is_clean_and_says_who_is_never_tested(make_run):
+    run = make_run(patients=20, scores=False, signal=(("acmil", 1.0),))
+    for path in (run.folds_path, run.predictions_path):
+        frame = pd.read_csv(path, dtype=str)
+        frame[frame["fold"] == "2"].to_csv(path, index=False)
+    found = _audit(run)
+    assert (found.tested_once, found.tested_at_most_once, found.clean) == (False, True, True)
+    assert found.never_tested == 16
+    assert found.missing_rows == 0
 
 
 def test_the_flow_counts_rows_reasons_classes_and_sites(make_run):

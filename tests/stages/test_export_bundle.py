@@ -328,8 +328,9 @@ def test_a_bundle_that_does_not_know_the_tiling_takes_no_slides(bundle, make_pyr
         predict(bundle, tmp_path / "slides", out=tmp_path / "out")
 
 
-def test_labels_make_the_same_report_as_a_cross_validation(bundle, make_study, tmp_path):
-    table, bags = make_study(tmp_path / "outside", patients=30, seed=4)
+def test_labels_make_the_report_of_an_external_validation(bundle, make_study, tmp_path):
+    table, bags = make_study(tmp_path / "outside", patients=42, seed=4)
+    write_frame(table, pd.read_csv(table, dtype=str).iloc[12:])  # without those that bear the names of training slides
     predict(bundle, bags, table=table, out=tmp_path / "out", device="cpu")
     scored = RunDir(tmp_path / "out")
     assert report(scored.path).exit_code == 0
@@ -342,6 +343,27 @@ def test_labels_make_the_same_report_as_a_cross_validation(bundle, make_study, t
     assert own["accuracy"]["value"] == pytest.approx((rows["decision"] == rows["target"]).mean())
     assert found["audit"]["clean"]
     assert found["patients"] == 30
+    assert found["external"]["patients_trained_on"] == {}
+    page = scored.report_path.read_text()
+    assert "None of these patients is known as one that the models were trained on" in page
+    assert "data:image/png;base64," in page
+
+
+def test_training_patients_are_no_external_validation(bundle, study, make_study, tmp_path):
+    predict(bundle, study[1], table=study[0], out=tmp_path / "known", device="cpu")
+    with pytest.raises(RunError, match=r"nobody is left to test: 12 patients were trained on, such as p00 \(known by"):
+        report(tmp_path / "known")
+    table, bags = make_study(tmp_path / "some", patients=42, seed=4)
+    predict(bundle, bags, table=table, out=tmp_path / "out", device="cpu")
+    summary = report(tmp_path / "out")
+    assert any("12 patients were trained on" in note for note in summary.notes)
+    assert json.loads(RunDir(tmp_path / "out").metrics_path.read_text())["patients"] == 30
+
+
+def test_predictions_without_labels_are_sent_back_for_a_table(bundle, outside, tmp_path):
+    predict(bundle, outside[1], out=tmp_path / "out", device="cpu")
+    with pytest.raises(RunError, match=r"without labels.*--table TABLE"):
+        report(tmp_path / "out")
 
 
 NUMBERS = {

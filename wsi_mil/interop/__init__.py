@@ -1,4 +1,4 @@
-"""Bags of other tools and forms, one form a file: `recognises(path)` and `read(path)`. The file's place is the registry."""
+"""Bags of other tools and forms, one form a file with `recognises(path)` and `read(path)`; files are the registry."""
 
 import pkgutil
 from collections.abc import Callable, Iterator

@@ -14,14 +14,15 @@ Differs on purpose:
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from wsi_mil.bags import BagBatch, full_precision, no_autocast
 from wsi_mil.errors import ConfigError
-from wsi_mil.models._recompute import computed_again
 
 _TOLERANCE = 1e-12
 _MAX_ITERATIONS = 1000
@@ -131,25 +132,66 @@ class Smoothing(nn.Module):
     def forward(self, values: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
         """values: (total, w).  weights: (total, total) normalised adjacency, sparse or dense. Returns (total, w).
 
-        Columns do not meet, so that long bags are smoothed some columns at a time; where alpha is learned, their steps
-        are then computed again for the gradient.
+        Columns do not meet, so that long bags are smoothed some columns at a time; no step of them is kept.
         """
         values = full_precision(values)
-        parts = torch.split(values, max(1, _HELD // len(values)), dim=1)
         with no_autocast(values):
             if self.mode == "exact":
-                gamma, weights = self.gamma.to(values), weights.to(torch.float64)
-                return torch.cat([_Solve.apply(part, gamma, weights, offsets) for part in parts], dim=1)
-            weights, alpha = weights.to(values.dtype), self.effective_alpha.to(values)
-            if len(parts) == 1 or not alpha.requires_grad:
-                return torch.cat([self._iterate(part, weights, alpha) for part in parts], dim=1)
-            return torch.cat([computed_again(self._iterate, part, weights, alpha) for part in parts], dim=1)
+                smooth: Tensor = _Solve.apply(values, self.gamma.to(values), weights.to(torch.float64), offsets)
+            else:
+                alpha = self.effective_alpha.to(values)
+                smooth = _Iterate.apply(values, alpha, weights.to(values.dtype), self.steps)
+            return smooth
 
-    def _iterate(self, values: Tensor, weights: Tensor, alpha: Tensor) -> Tensor:
-        kept, smooth = (1 - alpha) * values, values
-        for _ in range(self.steps):
-            smooth = alpha * (weights @ smooth) + kept
-        return smooth
+
+class _Iterate(torch.autograd.Function):
+    """G_T = (1 - alpha)(1 + alpha A + ... + (alpha A)^(T - 1)) U + (alpha A)^T U, a polynomial in alpha and in A."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, alpha: Tensor, weights: Tensor, steps: int) -> Tensor:
+        ctx.save_for_backward(values, alpha, weights)
+        ctx.steps = steps
+        return _by_columns(lambda some: _iterate(some, float(alpha), weights, steps), values)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (values, alpha, weights), steps, found = ctx.saved_tensors, ctx.steps, gradients[0]
+        rate, of_values, of_alpha = float(alpha), None, None
+        if ctx.needs_input_grad[0]:
+            of_values = _by_columns(lambda some: _iterate(some, rate, weights.t(), steps), found)
+        if ctx.needs_input_grad[1]:
+            slopes = [t * rate ** max(t - 1, 0) - (t + 1) * rate**t for t in range(steps)]
+            slopes.append(steps * rate ** (steps - 1))
+            total = torch.zeros((), dtype=torch.float64, device=alpha.device)
+            for some in _columns(values):
+                power = values[:, some].contiguous()
+                for t, slope in enumerate(slopes):
+                    power = weights @ power if t else power
+                    total += slope * (power * found[:, some]).sum(dtype=torch.float64)
+            of_alpha = total.to(alpha.dtype)
+        return of_values, of_alpha, None, None
+
+
+def _iterate(values: Tensor, alpha: float, weights: Tensor, steps: int) -> Tensor:
+    smooth = values
+    for _ in range(steps):
+        smooth = torch.addmm(values, weights, smooth, beta=1 - alpha, alpha=alpha)
+    return smooth
+
+
+def _columns(values: Tensor) -> list[slice]:
+    """Columns of (n, w) values that are worked off at once."""
+    width = max(1, _HELD // len(values))
+    return [slice(start, start + width) for start in range(0, values.shape[1], width)]
+
+
+def _by_columns(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+    """`function` of some columns at a time, all in one tensor: pieces that stay keep memory from being used again."""
+    found = values.new_empty(values.shape)
+    for some in _columns(values):
+        found[:, some] = function(values[:, some].contiguous())
+    return found
 
 
 class _Solve(torch.autograd.Function):
@@ -157,16 +199,20 @@ class _Solve(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, gamma: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
-        solved = _conjugate_gradient(values.double(), gamma.double(), weights, offsets)
+        solved = _conjugate_gradients(values.double(), gamma.double(), weights, offsets)
         ctx.save_for_backward(solved, gamma, weights, offsets)
         return solved.to(values.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
         solved, gamma, weights, offsets = ctx.saved_tensors
-        back = _conjugate_gradient(gradients[0].double(), gamma.double(), weights, offsets)
+        back = _conjugate_gradients(gradients[0].double(), gamma.double(), weights, offsets)
         of_gamma = -(back * (solved - weights @ solved)).sum()
         return back.to(gradients[0].dtype), of_gamma.to(gamma.dtype), None, None
+
+
+def _conjugate_gradients(values: Tensor, gamma: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
+    return _by_columns(lambda some: _conjugate_gradient(some, gamma, weights, offsets), values)
 
 
 def _conjugate_gradient(values: Tensor, gamma: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from wsi_mil.bags import BagBatch, full_precision, no_autocast, segment_softmax,
 from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._official import OfficialWeights
-from wsi_mil.models._recompute import LONG, computed_again
+from wsi_mil.models._recompute import LONG, row_by_row
 
 
 class Ilra(MILModel):
@@ -68,12 +68,10 @@ class Ilra(MILModel):
         self.head = nn.Linear(hidden, n_outputs)
 
     def forward(self, batch: BagBatch, *, generator: torch.Generator | None = None) -> MILOutput:
-        """Answer for each bag. Above 20,000 tiles all blocks but the last are computed again for the gradient."""
-        tiles, again = batch.features, len(batch.features) > LONG
-        *first, last = self.layers
-        for layer in first:
-            tiles = computed_again(layer, tiles, batch.offsets) if again else layer(tiles, batch.offsets)
-        tiles = last(tiles, batch.offsets)
+        """Answer for each bag. Above 20,000 tiles the tiles' own layers are computed again for the gradient."""
+        tiles = batch.features
+        for layer in self.layers:
+            tiles = layer(tiles, batch.offsets)
         bag = self.pool.gather(self.seed, tiles, batch.offsets)
         attention_logits = self.pool.logits(self.seed, tiles)
         return MILOutput(
@@ -157,25 +155,44 @@ class _Attend(nn.Module):
     def gather(self, queries: Tensor, tiles: Tensor, offsets: Tensor) -> Tensor:
         """The same few queries read each bag's tiles. queries: (r, q).  tiles: (total, d). Returns (b, r, h)."""
         own = self.own_query(queries)
-        query, key, value = self.query(own), self.key(self.own_key(tiles)), self.value(self.own_value(tiles))
+        query = self.query(own)
+        key, value = row_by_row(self._pairs, tiles, learned=self.parameters()).chunk(2, dim=1)
         pairs = zip(split(key, offsets), split(value, offsets), strict=True)
         mixed = torch.stack([self._read(query, keys, values) for keys, values in pairs])
         return self._finish(own, mixed, queries)
 
     def scatter(self, tiles: Tensor, latents: Tensor, offsets: Tensor) -> Tensor:
         """Each tile reads the few latents of its bag. tiles: (total, q).  latents: (b, r, h). Returns (total, h)."""
+        key, value = self._pairs(latents).chunk(2, dim=-1)
+        if len(tiles) > LONG:
+            triples = zip(split(tiles, offsets), key, value, strict=True)
+            return torch.cat([self._scatter_long(*triple) for triple in triples])
         own = self.own_query(tiles)
-        query, key, value = self.query(own), self.key(self.own_key(latents)), self.value(self.own_value(latents))
-        triples = zip(split(query, offsets), key, value, strict=True)
+        triples = zip(split(self.query(own), offsets), key, value, strict=True)
         return self._finish(own, torch.cat([self._read(*triple) for triple in triples]), tiles)
+
+    def _scatter_long(self, tiles: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        def answer(rows: Tensor) -> Tensor:
+            own = self.own_query(rows)
+            return self._finish(own, self._read(self.query(own), key, value), rows)
+
+        return row_by_row(answer, tiles, learned=[*self.parameters(), key, value])
+
+    def _pairs(self, tiles: Tensor) -> Tensor:
+        return torch.cat([self.key(self.own_key(tiles)), self.value(self.own_value(tiles))], dim=-1)
 
     def logits(self, query: Tensor, tiles: Tensor) -> Tensor:
         """(total, heads) what one query, (1, q), says of each tile before the softmax."""
-        asked, key = self.query(self.own_query(query)), self.key(self.own_key(tiles))
-        with no_autocast(tiles):
-            asked, key = (full_precision(x).reshape(len(x), self.heads, -1) for x in (asked, key))
-            scores: Tensor = (asked * key).sum(dim=-1) / key.shape[-1] ** 0.5
-            return scores
+        asked = self.query(self.own_query(query))
+
+        def scores(rows: Tensor) -> Tensor:
+            key = self.key(self.own_key(rows))
+            with no_autocast(rows):
+                first, second = (full_precision(x).reshape(len(x), self.heads, -1) for x in (asked, key))
+                found: Tensor = (first * second).sum(dim=-1) / second.shape[-1] ** 0.5
+                return found
+
+        return row_by_row(scores, tiles, learned=[*self.parameters(), asked])
 
     def _read(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """(m, h), (n, h), (n, h) -> (m, h), in blocks that are never held together."""

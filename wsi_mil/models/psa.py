@@ -17,27 +17,26 @@ Differs on purpose:
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from wsi_mil.bags import BagBatch, full_precision, no_autocast, segment_softmax, segment_weighted_sum
 from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import BagObjective, Criterion, MILModel, MILOutput, Progress
 from wsi_mil.models._official import OfficialWeights
-from wsi_mil.models._recompute import LONG, computed_again
+from wsi_mil.models._recompute import row_by_row
 from wsi_mil.models._spatial import nearest_tiles
 
 Decay = Literal["gaussian", "exponential", "inverse_quadratic"]
 _CLIP, _MIN_RADIUS, _MAX_RADIUS = 1e-3, 1.0, 25.0
 _FIRST_LAMBDAS = 0.05, 0.3
 _BIN_WIDTH = 0.1
-_HELD_VALUES, _MOST_PARTS = 2**22, 64
-"""Numbers of gathered neighbours that are held at once; more are gathered again for the gradient."""
-_FED_ROWS = 4096
-"""Tiles of a long bag that go through the MLP at once; it is computed again for the gradient."""
+_HELD_VALUES = 2**22
+"""Numbers of gathered neighbours that are held at once."""
 
 
 class Psa(MILModel):
@@ -269,41 +268,81 @@ class _Block(nn.Module):
                 for h, (count, rate) in pairs
             ]
         tiles = tiles + self.proj(torch.cat(heads, dim=1))
-        if len(tiles) <= LONG:
-            return self._feed(tiles)
-        return torch.cat([computed_again(self._feed, rows) for rows in torch.split(tiles, _FED_ROWS)])
+        return row_by_row(self._feed, tiles, learned=[*self.norm2.parameters(), *self.mlp.parameters()])
 
     def _feed(self, tiles: Tensor) -> Tensor:
         fed: Tensor = tiles + self.mlp(self.norm2(tiles))
         return fed
 
     def _head(self, query: Tensor, key: Tensor, value: Tensor, neighbours: Tensor, xy: Tensor, rate: Tensor) -> Tensor:
-        size = max(1, _HELD_VALUES // (neighbours.shape[1] * key.shape[1]), len(query) // _MOST_PARTS)
+        size = max(1, _HELD_VALUES // (neighbours.shape[1] * key.shape[1]))
         half = key.square().sum(dim=-1) / 2
-        rows = torch.split(torch.arange(len(query), device=query.device), size)
-        parts = [(query[some], key, half, value, neighbours[some], xy[some], xy, rate) for some in rows]
-        return torch.cat([computed_again(self._mix, *part) if len(rows) > 1 else self._mix(*part) for part in parts])
+        read: Tensor = _Read.apply(self._mix, size, neighbours, xy, query, key, half, value, rate)
+        return read
 
     def _mix(
         self,
         query: Tensor,
-        key: Tensor,
-        half: Tensor,
-        value: Tensor,
-        neighbours: Tensor,
-        xy: Tensor,
-        all_xy: Tensor,
+        keys: Tensor,
+        halves: Tensor,
+        values: Tensor,
         rate: Tensor,
+        there: Tensor,
+        squares: Tensor,
     ) -> Tensor:
-        """What some tiles read. query: (c, d).  half: (n,) |k|^2 / 2.  neighbours: (c, K). Returns (c, d)."""
-        there = neighbours >= 0
-        rows = neighbours.clamp(min=0)
-        scale = math.sqrt(query.shape[1])
-        squares = (xy[:, None] - all_xy[rows]).square().sum(dim=-1).to(query.dtype)
-        near = torch.einsum("cd,ckd->ck", query, key[rows]) - half[rows]
-        logits = near / scale + self.decay.log_prior(squares, rate)
+        """What c tiles read of K neighbours each. query: (c, d).  keys, values: (c, K, d).  halves: (c, K) |k|^2 / 2.
+        there: (c, K) whether there is one.  squares: (c, K) of the distances. Returns (c, d).
+        """
+        near = torch.einsum("cd,ckd->ck", query, keys) - halves
+        logits = near / math.sqrt(query.shape[1]) + self.decay.log_prior(squares.to(query.dtype), rate)
         weights = logits.masked_fill(~there, torch.finfo(logits.dtype).min).softmax(dim=1)
-        return torch.einsum("ck,ckd->cd", weights, value[rows])
+        return torch.einsum("ck,ckd->cd", weights, values)
+
+
+class _Read(torch.autograd.Function):
+    """`mix` for all tiles, `size` of them at a time, and once more for the gradient.
+
+    All pieces write into the same few tensors: what they leave lying between their own would keep those of the next
+    from their place in memory.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, mix: Callable[..., Tensor], size: int, neighbours: Tensor, xy: Tensor, *given: Tensor
+    ) -> Tensor:
+        """neighbours: (n, K) rows.  xy: (n, 2).  given: query, key (n, d), half (n,), value (n, d), rate. (n, d)."""
+        ctx.mix, ctx.size = mix, size
+        ctx.save_for_backward(neighbours, xy, *given)
+        query, key, half, value, rate = given
+        read = torch.empty_like(query)
+        for some, rows, *places in _pieces(neighbours, xy, size):
+            read[some] = mix(query[some], key[rows], half[rows], value[rows], rate, *places)
+        return read
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        neighbours, xy, query, key, half, value, rate = ctx.saved_tensors
+        sums = [torch.zeros_like(part) for part in (query, key, half, value, rate)]
+        for some, rows, *places in _pieces(neighbours, xy, ctx.size):
+            given = [part.detach().requires_grad_() for part in (query[some], key[rows], half[rows], value[rows], rate)]
+            with torch.enable_grad(), no_autocast(query):
+                read = ctx.mix(*given, *places)
+            found = torch.autograd.grad(read, given, gradients[0][some])
+            sums[0][some] = found[0]
+            for i in (1, 2, 3):
+                sums[i].index_put_((rows,), found[i], accumulate=True)
+            sums[4] += found[4]
+        return None, None, None, None, *sums
+
+
+def _pieces(neighbours: Tensor, xy: Tensor, size: int) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+    """Some tiles: which, the rows of their neighbours (0 for none), whether there is one, and distances squared."""
+    for start in range(0, len(neighbours), size):
+        some = slice(start, start + size)
+        rows = neighbours[some].clamp(min=0)
+        squares = (xy[some, None] - xy[rows]).square().sum(dim=-1)
+        yield some, rows, neighbours[some] >= 0, squares
 
 
 def _residual(hidden: int) -> nn.Sequential:

@@ -32,7 +32,7 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._layers import Dropout
 from wsi_mil.models._official import OfficialWeights
-from wsi_mil.models._recompute import computed_again
+from wsi_mil.models._recompute import in_pieces
 from wsi_mil.models._spatial import raster_order, slide_key
 
 _HELD_LOGITS = 2**25
@@ -224,9 +224,11 @@ class _Attention(nn.Module):
         size = max(1, _HELD_LOGITS // (self.heads * groups.shape[1] ** 2))
         if len(groups) <= size:
             return self._of_some(groups, real)
-        parts = torch.split(groups, size)
-        masks = (None,) * len(parts) if real is None else torch.split(real, size)
-        return torch.cat([computed_again(self._of_some, *part) for part in zip(parts, masks, strict=True)])
+
+        def of_some(groups: Tensor, some: slice) -> Tensor:
+            return self._of_some(groups, None if real is None else real[some])
+
+        return in_pieces(of_some, groups, size, learned=self.parameters())
 
     def _of_some(self, groups: Tensor, real: Tensor | None) -> Tensor:
         query, key, value = self.qkv(groups).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)

@@ -7,6 +7,9 @@ from wsi_mil.report.method_figures import MethodFigures
 from wsi_mil.report.study import Trained
 from wsi_mil.runs import Selection
 
+_MEAN = "mean over the models of: "
+"""How models that answer together word the calibration of each (wsi_mil.ensembles)."""
+
 Counted = tuple[tuple[str, int], ...]
 """(how, models), most frequent first."""
 
@@ -50,9 +53,21 @@ def choices_of(method: Trained, figures: MethodFigures) -> Choices:
     )
 
 
+def calibrations_of(selection: Selection, target: str) -> frozenset[str]:
+    """The kinds of calibration behind the answers: of one model, or of each of those that answer together."""
+    found = selection.calibration.get(target) or {}
+    reason = str(found.get("reason") or "")
+    if reason.startswith(_MEAN):
+        return frozenset(reason.removeprefix(_MEAN).split("; "))
+    return frozenset({str(found.get("kind", "none"))})
+
+
 def _calibration(selection: Selection, target: str) -> str:
     found = selection.calibration.get(target) or {}
     kind, reason = str(found.get("kind", "")), str(found.get("reason") or "")
+    if reason.startswith(_MEAN):
+        own = reason.removeprefix(_MEAN)
+        return "none in any of the models" if own == "none" else f"mean of what each model's own gives ({own})"
     if kind == "none":
         return f"none, since {reason}" if reason else "none"
     return reason or (f"{kind}, fitted on validation patients" if kind else "")

@@ -1,9 +1,23 @@
 """What kind of test a report is of, in the words that the sections share."""
 
 from dataclasses import dataclass
+from typing import Protocol
+
+import pandas as pd
 
 from wsi_mil.report.external import External
-from wsi_mil.report.study import Study
+
+
+class Tested(Protocol):
+    """As much of a study as its design hangs on."""
+
+    @property
+    def external(self) -> External | None:
+        """Of an external validation, who is left out."""
+
+    @property
+    def folds(self) -> pd.DataFrame:
+        """Columns repeat, fold, patient, part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,14 +30,17 @@ class Design:
     external: bool
     one_group: bool
     """All are tested together: there are no folds within which, or over which, a figure is counted."""
-    auc: str
     unseen: str
     """Why the models did not know the patients."""
     again: str
     """Which command fills gaps."""
 
+    def within(self, figure: str) -> str:
+        """What a figure over pairs of patients is called."""
+        return figure if self.one_group else f"{figure} within folds"
 
-def design_of(study: Study) -> Design:
+
+def design_of(study: Tested) -> Design:
     """The design of a run."""
     if study.external is not None:
         return Design(
@@ -32,17 +49,16 @@ def design_of(study: Study) -> Design:
             "fitted here.",
             external=True,
             one_group=True,
-            auc="AUC",
             unseen=_unseen(study.external),
             again="predict",
         )
-    one = study.one_group
+    tested = study.folds[study.folds["part"] == "test"]
+    one = len(tested[["repeat", "fold"]].drop_duplicates()) == 1
     return Design(
         name="one test part" if one else "cross-validation",
         headline=f"{'Study with one held-out test part' if one else 'Cross-validated study'} of whole-slide images.",
         external=False,
         one_group=one,
-        auc="AUC" if one else "AUC within folds",
         unseen="Every patient was judged by models that had never seen any of that patient's slides.",
         again="crossval",
     )

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from wsi_mil.report.choices import calibrations_of
 from wsi_mil.report.decision_figures import balanced_accuracy, decision_figures, operating_points, slide_matrices
 from wsi_mil.report.method_figures import Figure, FoldFigures, MethodFigures, Patients, SlideFigures, TrainingFigures
 from wsi_mil.report.probability_figures import probability_figures
@@ -110,7 +111,7 @@ def _called(probabilities: Floats, cuts: Floats) -> Ints:
 
 def _calibrated(method: Trained, patients: Patients) -> Floats | None:
     """Of the patients; None also where validation fitted nothing for any model, so that they are the raw ones."""
-    fitted = {one.calibration.get(method.target, {}).get("kind", "none") for one in method.selections.values()}
+    fitted = {kind for one in method.selections.values() for kind in calibrations_of(one, method.target)}
     if method.calibrated is None or fitted <= {"none"}:
         return None
     rows, _ = patient_rows(method.calibrated)

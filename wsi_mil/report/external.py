@@ -11,6 +11,7 @@ from wsi_mil.errors import RunError
 
 USED = "used"
 """Status of a slide that takes part."""
+TRAINED_ON = "the models were trained on this patient"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ def admit(
     flags = _flags(predictions)
     trained = cohort["patient"].isin(flags)
     silent = cohort[key].isin(_unlabelled(config, cohort[used], predictions, key)) & ~trained
-    status = cohort["status"].mask(used & silent, "no label").mask(used & trained, "trained on")
+    status = cohort["status"].mask(used & silent, "no label").mask(used & trained, TRAINED_ON)
     kept = cohort[status == USED]
     external = External(
         trained_on=flags,

@@ -58,7 +58,7 @@ class Findings:
     """Of the methods where cross-validation measured it."""
     cases: dict[str, tuple[Case, ...]]
     failures: tuple[Failure, ...]
-    shift: Shift | None = None
+    shift: Shift | None
     """Of an external validation, where it was measured."""
 
     @property

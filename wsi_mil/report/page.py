@@ -96,7 +96,7 @@ def about(found: Findings) -> str:
 def render_page(
     *,
     title: str,
-    headline: str = "Cross-validated study of whole-slide images.",
+    headline: str,
     labels: Sequence[str],
     sections: Sequence[tuple[str, str, str]],
     hidden: bool,

@@ -80,12 +80,6 @@ class Study:
     """Of an external validation, who is left out; None of a cross-validation."""
 
     @property
-    def one_group(self) -> bool:
-        """Whether all that are tested are tested together, so that there are no folds to tell apart."""
-        tested = self.folds[self.folds["part"] == "test"]
-        return len(tested[["repeat", "fold"]].drop_duplicates()) == 1
-
-    @property
     def binary(self) -> bool:
         """Two classes, of which the last is the positive one."""
         return len(self.classes) == 2

@@ -62,8 +62,8 @@ def threshold(method: MethodFigures, found: Findings) -> str:
     if found.study.external:
         cut = method.folds[0].threshold
         return (
-            f"A patient is called “{found.study.positive}” from a mean probability of {number(cut.value, 3)} up, the mean "
-            f"of the thresholds that the models brought along ({cut.source}). No patient here chose it."
+            f"A patient is called “{found.study.positive}” from a probability of {number(cut.value, 3)} up, the mean "
+            f"of what the models brought along ({cut.source}). No patient here chose it."
         )
     chosen = sum(fold.threshold.from_validation for fold in method.folds)
     rest = len(method.folds) - chosen
@@ -100,7 +100,7 @@ def verdict(method: MethodFigures, found: Findings) -> str:
     """The best method's figure and what an AUC means."""
     study = found.study
     if not np.isfinite(method.primary.value):
-        where = "there are no" if study.one_group else "no test fold holds"
+        where = "there are no" if design_of(study).one_group else "no test fold holds"
         return f"No method has a defined AUC: {where} patients of two classes."
     share = round(100 * float(f"{method.primary.value:.2f}"))  # of the figure as it is printed
     if study.binary:

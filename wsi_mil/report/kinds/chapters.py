@@ -68,7 +68,8 @@ class MethodPart:
     """(figure, what it is)"""
     sentences: tuple[str, ...]
     charts: tuple[Shown, ...]
-    folds: Table
+    folds: Table | None
+    """None where there are no fold models to tell apart."""
     folds_note: str
     cases: tuple[CaseShown, ...]
     cases_table: Table

@@ -8,6 +8,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from wsi_mil.report import wording
+from wsi_mil.report.designs import design_of
 from wsi_mil.report.figures import colour_of
 from wsi_mil.report.findings import Findings
 from wsi_mil.report.kinds.chapters import Cell, Chapter, Line, Part, Table, figure_cell, interval_of
@@ -112,6 +113,7 @@ def _parts(part: ClassFindings, names: Names, templates: jinja2.Environment) -> 
     ]
     if part.ordinal:
         order = {"steps": _steps_table(part), "splits": _splits_table(part)}
+        order["one_group"] = design_of(part.found.study).one_group
         html = Markup(templates.get_template("kinds/order.html").render(order))
         parts.insert(1, Part(anchor="order", title="In the order of the classes", html=html))
     return tuple(parts)

@@ -16,6 +16,7 @@ from wsi_mil.report.kinds.regression_findings import NumberFindings, find_number
 from wsi_mil.report.kinds.survival_chapter import SurvivalFindings, find_survival
 from wsi_mil.report.method_figures import MethodFigures
 from wsi_mil.report.pointing import point
+from wsi_mil.report.shift import read_shift
 from wsi_mil.report.study import Study
 
 TargetFindings = ClassFindings | NumberFindings | SurvivalFindings
@@ -69,6 +70,7 @@ def _shared(studies: RunStudies) -> Findings:
     prints, failed = fingerprints(everyone)
     leakage, unread = before_training(everyone)
     faithful, unmeasured = read_faithfulness(everyone)
+    shift, unshown = read_shift(everyone)
     named = tuple(cast(MethodFigures, _Named(label=method.label)) for method in everyone.methods)
     return Findings(
         study=everyone,
@@ -83,7 +85,8 @@ def _shared(studies: RunStudies) -> Findings:
         pointing=tuple(pointing),
         faithfulness=tuple(faithful),
         cases={},
-        failures=(*failures, *failed, *unread, *unmeasured),
+        failures=(*failures, *failed, *unread, *unmeasured, *unshown),
+        shift=shift,
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from wsi_mil.report import wording
+from wsi_mil.report.designs import Design, design_of
 from wsi_mil.report.kinds.chapters import Cell, Chapter, Part, Table, figure_cell
 from wsi_mil.report.kinds.class_chapter import ClassFindings, class_chapter
 from wsi_mil.report.kinds.findings import RunFindings, all_failures
@@ -19,7 +20,7 @@ from wsi_mil.report.kinds.regression_findings import NumberFindings
 from wsi_mil.report.kinds.survival_chapter import survival_chapter
 from wsi_mil.report.kinds.who_chose import who_chose
 from wsi_mil.report.method_figures import Figure
-from wsi_mil.report.page import anchor, render_page, templates
+from wsi_mil.report.page import about, anchor, render_page, sections_for, templates
 from wsi_mil.report.pseudonyms import Names
 from wsi_mil.report.sections import appendix, audit, cohort, leakage, pointing, tripod
 
@@ -45,7 +46,8 @@ def render_run(found: RunFindings, chapters: Sequence[Chapter], names: Names) ->
     labels = [method.label for method in shared.methods]
     parts = [Part(anchor="summary", title="Summary", html=_html(engine, "kinds/summary", _summary(found, chapters)))]
     parts += chapters[0].parts if len(found.targets) == 1 else _of_several(found, chapters, engine)
-    ends = (pointing, cohort, leakage, audit, appendix)
+    ends = sections_for((pointing, cohort, leakage, audit, appendix), shared)
+    design = design_of(shared.study)
     contexts = {section: section.context(shared, names) for section in ends}
     contexts[audit]["choices"] = who_chose(found, names)
     contexts[audit]["searched"] = any(one["searches"] for one in contexts[audit]["choices"])
@@ -55,10 +57,13 @@ def render_run(found: RunFindings, chapters: Sequence[Chapter], names: Names) ->
     for section in ends:
         name = anchor(section)
         parts.append(Part(anchor=name, title=section.TITLE, html=_html(engine, name, contexts[section])))
-    parts.insert(-1, Part(anchor="how", title="How it was computed", html=_how(engine, chapters, shared.study.level)))
+    parts.insert(
+        -1, Part(anchor="how", title="How it was computed", html=_how(engine, chapters, shared.study.level, design))
+    )
     parts.insert(-1, _tripod(engine, found, parts, names))
     return render_page(
-        title=f"{_listed(found)}: {len(labels)} methods on {shared.flow.patients} patients",
+        title=f"{_listed(found)}: {about(shared)}",
+        headline=design.headline,
         labels=labels,
         sections=[(part.anchor, part.title, part.html) for part in parts],
         hidden=names.hidden,
@@ -78,14 +83,13 @@ def _summary(found: RunFindings, chapters: Sequence[Chapter]) -> dict[str, Any]:
     shared, one = found.shared, len(found.targets) == 1
     sites = f" from {len(shared.flow.sites)} sites" if len(shared.flow.sites) > 1 else ""
     whom = f"{shared.flow.patients} patients with {shared.flow.used} slides{sites}"
-    unseen = "Every patient was judged by models that had never seen any of that patient's slides."
     question = (
         chapters[0].question
         if one
         else f"Each model of a method predicts {len(found.targets)} targets at once: {_listed(found)}. Asked of {whom}."
     )
     return {
-        "question": f"{question} {unseen}",
+        "question": f"{question} {design_of(shared.study).unseen}",
         "chapters": chapters,
         "several": not one,
         "pointing": wording.pointing(shared),
@@ -111,6 +115,7 @@ def _target_warnings(found: RunFindings, chapters: Sequence[Chapter]) -> list[st
 def _of_several(found: RunFindings, chapters: Sequence[Chapter], engine: jinja2.Environment) -> list[Part]:
     labels = [method.label for method in found.shared.methods]
     context = {"table": _targets_table(found, chapters, labels), "macro": any(_macro(found, label) for label in labels)}
+    context["one_group"] = design_of(found.shared.study).one_group
     parts = [Part(anchor="targets", title="All targets", html=_html(engine, "kinds/targets", context))]
     for place, chapter in enumerate(chapters):
         html = _html(engine, "kinds/chapter", {"chapter": chapter, "anchor": f"target_{place}"})
@@ -146,7 +151,7 @@ def _macro(found: RunFindings, label: str) -> Figure | None:
     return macro_mean([part for _, part in found.targets], label)
 
 
-def _how(engine: jinja2.Environment, chapters: Sequence[Chapter], level: str) -> Markup:
+def _how(engine: jinja2.Environment, chapters: Sequence[Chapter], level: str, design: Design) -> Markup:
     """Each kind's rules once."""
     lines = list(dict.fromkeys(line for chapter in chapters for line in chapter.how))
     pages = [chapter for chapter in chapters if chapter.how_html]
@@ -156,6 +161,7 @@ def _how(engine: jinja2.Environment, chapters: Sequence[Chapter], level: str) ->
         "pages": [(chapter.target.name, chapter.how_html) for chapter in pages[:1]],
         "several": several,
         "level": level,
+        "external": design.external,
     }
     return _html(engine, "kinds/how", context)
 

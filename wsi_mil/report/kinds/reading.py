@@ -1,4 +1,4 @@
-"""A finished cross-validation of any kind of target, read from its folder: one study a target, one for the audit."""
+"""A finished run of any kind of target, read from its folder: one study a target, one for the audit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from wsi_mil.errors import RunError
+from wsi_mil.report.external import admit, refuse_unlabelled
 from wsi_mil.report.kinds.records import Answered, Answers, Target, TargetStudy, bare_rows, patient_answers
 from wsi_mil.report.study import Rows, Study, Trained, calibrated_rows, rows_of
 from wsi_mil.run_reading import GIVE_AGAIN, NUMBERED
@@ -52,20 +53,18 @@ def targets_of(config: dict[str, Any]) -> tuple[Target, ...]:
 
 
 def read_run(path: Path) -> RunStudies:
-    """Read a finished cross-validation. Raises RunError when it is unfinished, damaged or of another kind."""
+    """Read a finished cross-validation or external validation. Raises RunError when it cannot be reported."""
     run = RunDir(path)
     config = run.config()
-    if config.get("kind") != "crossval":
-        raise RunError(
-            f"{path} holds a run of kind {config.get('kind')!r}; a report needs held-out predictions with labels. "
-            f"Give the folder that `wsi-mil crossval` wrote."
-        )
+    refuse_unlabelled(path, config)
     targets, predictions = targets_of(config), run.predictions()
     if predictions.empty:
-        raise RunError(f"{run.predictions_path} has no row. Give the same crossval command again to finish the run.")
+        raise RunError(f"{run.predictions_path} has no row. Give the same command again to finish the run.")
     _check_once(predictions, source=str(run.predictions_path))
-    cohort, folds = run.cohort(*_COHORT), run.folds()
-    shared = {"run": run, "config": config, "level": str(config["task"]["level"]), "folds": folds}
+    own = admit(path, config, cohort=run.cohort(*_COHORT), folds=run.folds(), predictions=predictions)
+    predictions, cohort = own.predictions, own.cohort
+    shared: dict[str, Any] = {"run": run, "config": config, "level": str(config["task"]["level"])}
+    shared |= {"folds": own.folds, "external": own.external}
     studies = tuple(_study(target, targets[0], predictions, cohort=cohort, shared=shared) for target in targets)
     if not any(study.methods for study in studies):
         listed = ", ".join(target.name for target in targets)

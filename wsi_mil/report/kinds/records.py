@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from wsi_mil.report.external import External
 from wsi_mil.report.study import Rows
 from wsi_mil.runs import FoldKey, RunDir, Selection
 from wsi_mil.statistics.ranking import Bools, Floats
@@ -99,6 +100,7 @@ class TargetStudy:
     level: str
     cohort: pd.DataFrame
     folds: pd.DataFrame
+    external: External | None
     methods: tuple[Answered, ...]
 
 

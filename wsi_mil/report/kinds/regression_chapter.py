@@ -4,6 +4,7 @@ from typing import Any
 
 import jinja2
 
+from wsi_mil.report.designs import design_of
 from wsi_mil.report.figures import colour_of
 from wsi_mil.report.kinds.cases import cases_shown
 from wsi_mil.report.kinds.chapters import (
@@ -23,9 +24,9 @@ from wsi_mil.report.kinds.regression import NAMES, NumberFigures
 from wsi_mil.report.kinds.regression_findings import NumberFindings
 from wsi_mil.report.kinds.regression_tables import number_metrics, number_tables
 from wsi_mil.report.kinds.regression_wording import (
-    HOW,
     largest_error,
     number_comparison,
+    number_how,
     number_question,
     number_verdict,
     number_warnings,
@@ -47,7 +48,7 @@ def number_chapter(found: NumberFindings, names: Names, templates: jinja2.Enviro
         question=number_question(found),
         sentences=tuple(filter(None, (number_verdict(found), largest_error(found), number_comparison(found)))),
         warnings=tuple(number_warnings(found)),
-        how=HOW,
+        how=number_how(design_of(found.study)),
         parts=rendered(templates, _context(found, names)),
         primary=PRIMARY,
         labelled=len(found.best.patients.ids),
@@ -62,6 +63,7 @@ def _context(found: NumberFindings, names: Names) -> dict[str, Any]:
     bars = [Bar(label=m.label, colour=colour_of(place), figure=m.primary) for place, m in enumerate(found.methods)]
     dots = [(m.label, [fold.values["mae"] for fold in m.folds]) for m in found.methods]
     mae = f"mean absolute error of each fold model ({found.study.target.name})"
+    external = found.study.external is not None
     return {
         "meaning": (
             "R²: the share of the differences between patients that the predictions explain. 0 is no better than "
@@ -79,16 +81,23 @@ def _context(found: NumberFindings, names: Names) -> dict[str, Any]:
             "The same patients, judged by both methods: difference of the mean absolute error, first minus second; "
             "below 0 the first is nearer. Not defined: fewer than 10 patients."
         ),
-        "together": (
+        "together": ()
+        if external
+        else (
             Shown(
                 chart=dots_chart(dots, axis=mae, reference=None),
                 note="One dot a fold model. The spread of folds is no interval: folds share training patients.",
             ),
         ),
+        "external": external,
         "cases_note": CASES_NOTE,
         "gradient": gradient(),
         "methods": [_part(found, method, place, names) for place, method in enumerate(found.methods)],
     }
+
+
+def _mean_over(found: NumberFindings) -> str:
+    return "the mean over slides and models" if found.study.external else "the mean over slides, seeds and repeats"
 
 
 def _digits(found: NumberFindings, name: str) -> int:
@@ -126,8 +135,8 @@ def _part(found: NumberFindings, method: NumberFigures, place: int, names: Names
         colour=colour_of(place),
         facts=tuple((number(method.figures[name].value, _digits(found, name)), words) for name, words in facts),
         sentences=(),
-        charts=(Shown(chart=chart, note="One dot a patient: the mean over slides, seeds and repeats."),),
-        folds=_folds(found, method),
+        charts=(Shown(chart=chart, note=f"One dot a patient: {_mean_over(found)}."),),
+        folds=None if found.study.external is not None else _folds(found, method),
         folds_note=chosen_by(method.folds) + spread_of_seeds(method.by_seed, "mean absolute error", digits=digits),
         cases=cases_shown(cases, patients.ids, about, names),
         cases_table=_cases_table(found, method, names),

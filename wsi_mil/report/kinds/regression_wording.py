@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from wsi_mil.report.designs import Design
 from wsi_mil.report.kinds.chapters import comparison_words
 from wsi_mil.report.kinds.regression import NumberFigures
 from wsi_mil.report.kinds.regression_findings import NumberFindings
@@ -9,15 +10,26 @@ from wsi_mil.report.kinds.wording import about_left_out
 from wsi_mil.report.wording import number, span
 from wsi_mil.statistics.regression import MIN_PATIENTS
 
-HOW = (
+_FIGURES = (
     "R²: 1 less the squared error over the squared distance of the measured values to their own mean, over all tested "
     "patients; 0 is no better than giving everyone that mean, below 0 is worse. MAE: mean absolute error. RMSE: root "
     "of the mean squared error; it weighs large errors more. Pearson: correlation. Spearman: correlation of ranks. "
-    "Slope: of the line measured = a + b · predicted; 1 is calibrated.",
-    "Numbers of all fold models have the scale of the column, so patients of all folds stand together; a patient's "
-    "prediction is the mean over slides, seeds and repeats. Intervals: bootstrap over patients, drawn within folds; "
-    "none below 10 patients. Paired tests: absolute error of the same patients, signs flipped at random.",
+    "Slope: of the line measured = a + b · predicted; 1 is calibrated."
 )
+_TESTS = "none below 10 patients. Paired tests: absolute error of the same patients, signs flipped at random."
+
+
+def number_how(design: Design) -> tuple[str, ...]:
+    """How the figures were computed."""
+    if design.external:
+        means = "A patient's prediction is the mean over slides and models. Intervals: bootstrap over patients; "
+    else:
+        means = (
+            "Numbers of all fold models have the scale of the column, so patients of all folds stand together; a "
+            "patient's prediction is the mean over slides, seeds and repeats. Intervals: bootstrap over patients, "
+            "drawn within folds; "
+        )
+    return _FIGURES, f"{means}{_TESTS}"
 
 
 def number_question(found: NumberFindings) -> str:

@@ -8,6 +8,7 @@ import jinja2
 import numpy as np
 
 from wsi_mil.outcomes import Failure
+from wsi_mil.report.designs import Design, design_of
 from wsi_mil.report.figures import colour_of
 from wsi_mil.report.kinds.cases import cases_shown, worst_errors
 from wsi_mil.report.kinds.chapters import (
@@ -31,10 +32,10 @@ from wsi_mil.report.kinds.survival import SurvivalFigures, evaluate_survival, wi
 from wsi_mil.report.kinds.survival_tables import survival_metrics, survival_tables
 from wsi_mil.report.kinds.survival_times import Followed, followed_patients
 from wsi_mil.report.kinds.survival_wording import (
-    HOW,
     brier_words,
     groups_words,
     range_words,
+    survival_how,
     survival_question,
     survival_verdict,
     survival_warnings,
@@ -104,13 +105,14 @@ def survival_chapter(found: SurvivalFindings, names: Names, templates: jinja2.En
     """Words, tables and charts."""
     compare = comparison_words(found.comparisons, n_methods=len(found.methods), higher_is_better=True)
     study, best, digits = found.study, found.best, found.digits
-    verdict = survival_verdict(best, alone=len(found.methods) == 1)
+    design = design_of(study)
+    verdict = survival_verdict(best, design, alone=len(found.methods) == 1)
     return Chapter(
         target=study.target,
         question=survival_question(study, best, digits),
-        sentences=tuple(filter(None, (verdict, groups_words(best), compare))),
+        sentences=tuple(filter(None, (verdict, groups_words(best, design), compare))),
         warnings=tuple(survival_warnings(study, found.methods, found.followed)),
-        how=HOW,
+        how=survival_how(design),
         parts=rendered(templates, _context(found, names)),
         primary=PRIMARY,
         labelled=len(best.patients.ids),
@@ -123,13 +125,10 @@ def survival_chapter(found: SurvivalFindings, names: Names, templates: jinja2.En
 
 def _context(found: SurvivalFindings, names: Names) -> dict[str, Any]:
     bars = [Bar(label=m.label, colour=colour_of(place), figure=m.primary) for place, m in enumerate(found.methods)]
-    dots = [(m.label, [fold.c_index for fold in m.folds]) for m in found.methods]
+    design = design_of(found.study)
     return {
-        "meaning": (
-            "C-index: of two patients of whom it is known who had the event first, how often that one has the higher "
-            "predicted risk; 0.5 is chance, 1 is perfect. It is counted over pairs of patients of the same test fold, "
-            "judged by the same model, since risks of different models have no common scale."
-        ),
+        "meaning": _meaning(design),
+        "external": design.external,
         "forest": interval_chart(bars, axis="C-index with 95 % interval (dotted line: chance)", reference=0.5),
         "compared": _compared(found),
         "compared_note": f"{range_words()} {time_words(found.followed, found.methods, found.digits)}",
@@ -138,26 +137,43 @@ def _context(found: SurvivalFindings, names: Names) -> dict[str, Any]:
             "The same patients, judged by both methods. Small corrected p: the difference is larger than chance "
             "allows. Not defined: fewer than 10 patients with the event, or fewer than 10 seen longer."
         ),
-        "together": (
-            Shown(
-                chart=dots_chart(dots, axis="C-index of each fold model (dotted line: chance)", reference=0.5),
-                note="One dot a fold model. The spread of folds is no interval: folds share training patients.",
-            ),
-        ),
-        "cases_note": CASES_NOTE,
+        "together": () if design.external else (_dots(found),),
+        "cases_note": CASES_NOTE if not design.one_group else CASES_NOTE.replace(" of their fold", ""),
         "gradient": gradient(),
         "methods": [_part(found, method, place, names) for place, method in enumerate(found.methods)],
     }
 
 
+def _meaning(design: Design) -> str:
+    counted = (
+        "all pairs of patients."
+        if design.one_group
+        else "pairs of patients of the same test fold, judged by the same model, since risks of different models have no "
+        "common scale."
+    )
+    return (
+        "C-index: of two patients of whom it is known who had the event first, how often that one has the higher "
+        f"predicted risk; 0.5 is chance, 1 is perfect. It is counted over {counted}"
+    )
+
+
+def _dots(found: SurvivalFindings) -> Shown:
+    dots = [(m.label, [fold.c_index for fold in m.folds]) for m in found.methods]
+    return Shown(
+        chart=dots_chart(dots, axis="C-index of each fold model (dotted line: chance)", reference=0.5),
+        note="One dot a fold model. The spread of folds is no interval: folds share training patients.",
+    )
+
+
 def _compared(found: SurvivalFindings) -> Table:
+    design = design_of(found.study)
     times = [f"AUC at time {number(at, found.digits)}" for at in found.followed.times]
     brier = any(np.isfinite(method.brier.figure.value) for method in found.methods)
     return Table(
         head=(
             "Method",
-            "C-index within folds",
-            "C-index pooled",
+            design.within("C-index"),
+            *([] if design.one_group else ["C-index pooled"]),
             *times,
             *(["Brier score, averaged"] if brier else []),
         ),
@@ -165,7 +181,7 @@ def _compared(found: SurvivalFindings) -> Table:
             (
                 Cell(words=method.label, colour=colour_of(place)),
                 figure_cell(method.primary, strong=True),
-                figure_cell(method.pooled, tag="differs" if method.flagged else ""),
+                *([] if design.one_group else [figure_cell(method.pooled, tag="differs" if method.flagged else "")]),
                 *(figure_cell(one.figure) for one in method.times),
                 *([figure_cell(method.brier.figure, 3)] if brier else []),
             )
@@ -185,9 +201,11 @@ def _part(found: SurvivalFindings, method: SurvivalFigures, place: int, names: N
             f"{number(float(patients.met[row]), 1)} patients"
         )
 
+    design = design_of(found.study)
+    pooled = (number(method.pooled.value), f"C-index pooled, {span(method.pooled.interval)}")
     facts = [
-        (number(method.primary.value), f"C-index within folds, {span(method.primary.interval)}"),
-        (number(method.pooled.value), f"C-index pooled, {span(method.pooled.interval)}"),
+        (number(method.primary.value), f"{design.within('C-index')}, {span(method.primary.interval)}"),
+        *([] if design.one_group else [pooled]),
         (p_value(method.log_rank.p), "log-rank p of the two risk groups"),
     ]
     if np.isfinite(method.brier.figure.value):
@@ -197,9 +215,9 @@ def _part(found: SurvivalFindings, method: SurvivalFigures, place: int, names: N
         label=method.label,
         colour=colour_of(place),
         facts=tuple(facts),
-        sentences=tuple(filter(None, (groups_words(method), brier_words(method, digits)))),
+        sentences=tuple(filter(None, (groups_words(method, design), brier_words(method, digits, design)))),
         charts=_charts(found, method),
-        folds=_folds(method),
+        folds=None if design.external else _folds(method),
         folds_note=chosen_by(method.folds) + spread_of_seeds(method.by_seed, "within-fold C-index", digits=2),
         cases=cases_shown(cases, patients.ids, about, names),
         cases_table=_cases_table(found, method, names),
@@ -208,9 +226,10 @@ def _part(found: SurvivalFindings, method: SurvivalFigures, place: int, names: N
 
 def _charts(found: SurvivalFindings, method: SurvivalFigures) -> tuple[Shown, ...]:
     note = (
-        "Ticks: patients whose follow-up ended without the event. The groups come from held-out risks, so the curves "
-        "show what the model would have told; the p-value is approximate, since folds share training patients."
+        "Ticks: patients whose follow-up ended without the event. The groups come from risks of patients that the "
+        "models had not seen, so the curves show what they would have told"
     )
+    note += "." if found.study.external else "; the p-value is approximate, since folds share training patients."
     return (Shown(chart=groups_chart(method.groups, name=found.study.target.name, label=method.label), note=note),)
 
 

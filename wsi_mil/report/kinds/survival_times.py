@@ -21,7 +21,8 @@ QUARTILES = (0.25, 0.5, 0.75)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Followed:
-    """What is known of the training part of each fold, and the times at which figures are stated."""
+    """What is known of the training part of each fold (or of those tested, where nobody was trained on), and the times
+    at which figures are stated."""
 
     times: tuple[float, ...]
     """Quartiles of the times at which tested patients had the event: distinct, rising; none without an event."""
@@ -56,7 +57,10 @@ class BrierFigures:
 
 
 def followed_patients(tested: Sequence[Answers], folds: pd.DataFrame) -> Followed:
-    """tested: test rows of each method; everybody is tested once a repeat.   folds: repeat, fold, patient, part."""
+    """tested: test rows of each method; everybody is tested once a repeat.   folds: repeat, fold, patient, part.
+
+    Where nobody was trained on, as in an external validation, those who are tested tell who is censored when.
+    """
     known = {
         patient: (time, event)
         for rows in tested
@@ -65,7 +69,8 @@ def followed_patients(tested: Sequence[Answers], folds: pd.DataFrame) -> Followe
     had = np.array([time for time, event in known.values() if event])
     times = tuple(sorted({float(time) for time in np.quantile(had, QUARTILES)})) if len(had) else ()
     censoring, events = {}, {}
-    for (repeat, fold), part in folds[folds["part"] == "train"].groupby(["repeat", "fold"]):
+    for (repeat, fold), parts in folds.groupby(["repeat", "fold"]):
+        part = parts[parts["part"] == ("train" if (parts["part"] == "train").any() else "test")]
         seen = [known[patient] for patient in sorted(set(part["patient"])) if patient in known]
         lengths, happened = np.array([t for t, _ in seen]), np.array([e for _, e in seen], dtype=bool)
         key = FoldKey(int(repeat), int(fold), 0)
@@ -103,7 +108,7 @@ def _time_auc(rows: Answers, ids: tuple[str, ...], weights: Floats, followed: Fo
     later = {patient for patient, time, w in zip(part.patients, part.truth, seen, strict=True) if w and time > at}
     reason = _left_out(reasons)
     if not np.isfinite(value):
-        reason = "no test fold holds both a patient with the event until then and one seen longer"
+        reason = "none tested together are both a patient with the event until then and one seen longer"
     figure = _resampled(value, np.array(samples), few=min(len(early), len(later)) < intervals.FEW)
     return TimeAuc(at=at, figure=figure, patients=len(early | later), reason=reason)
 

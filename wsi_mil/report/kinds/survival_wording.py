@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from wsi_mil.report.designs import Design
 from wsi_mil.report.kinds.records import TargetStudy
 from wsi_mil.report.kinds.survival import SurvivalFigures
 from wsi_mil.report.kinds.survival_times import Followed
@@ -11,22 +12,38 @@ from wsi_mil.report.kinds.wording import about_left_out
 from wsi_mil.report.wording import number, p_value, span
 from wsi_mil.statistics.intervals import FEW
 
-HOW = (
-    "C-index (Harrell): over pairs of patients tested in the same fold of the same repeat, of whom it is known who had "
-    "the event first; equal risks count a half, two events at the same time are no pair. The pooled one takes all "
-    "pairs of patients' mean risks; a gap of more than 0.03 to it, repeat by repeat, is flagged. Interval and paired "
-    "tests: jackknife of the pairs by patient, on the logit scale for intervals; with few events the small-sample "
-    "rule.",
-    "AUC at a time: do patients with the event until then have higher risks than those seen longer? Those censored "
-    "before are replaced through weights, the inverse of the share not yet censored in the training part of the same "
-    "fold. The times are the quartiles of the times of the events. Intervals: bootstrap over patients.",
-    "Brier score, averaged over the times until the last of these: squared distance of the predicted probability of "
-    "no event to what happened, with the same weights. Null: the Kaplan-Meier curve of the training part, which has "
-    "seen no slide.",
-    "Risk groups: above or below the median risk of the validation patients of the same models; where there are none, "
-    "of the test patients of the fold. No outcome is looked at. With several repeats a patient is called high risk "
-    "when at least half of them say so.",
-)
+
+def survival_how(design: Design) -> tuple[str, ...]:
+    """How the figures were computed."""
+    if design.one_group:
+        pairs, pooled = "of patients", ""
+    else:
+        pairs = "of patients tested in the same fold of the same repeat,"
+        pooled = (
+            " The pooled one takes all pairs of patients' mean risks; a gap of more than 0.03 to it, repeat by repeat, "
+            "is flagged."
+        )
+    if design.external:
+        followed, null = "among these patients", "of these patients, which has seen no slide, but what became of them"
+        split = "the median risk of these patients. No outcome is looked at."
+    else:
+        followed, null = "in the training part of the same fold", "of the training part, which has seen no slide"
+        split = (
+            "the median risk of the validation patients of the same models; where there are none, of the test patients "
+            "of the fold. No outcome is looked at. With several repeats a patient is called high risk when at least "
+            "half of them say so."
+        )
+    return (
+        f"C-index (Harrell): over pairs {pairs} of whom it is known who had the event first; equal risks count a half, "
+        f"two events at the same time are no pair.{pooled} Interval and paired tests: jackknife of the pairs by "
+        f"patient, on the logit scale for intervals; with few events the small-sample rule.",
+        f"AUC at a time: do patients with the event until then have higher risks than those seen longer? Those censored "
+        f"before are replaced through weights, the inverse of the share not yet censored {followed}. The times are the "
+        f"quartiles of the times of the events. Intervals: bootstrap over patients.",
+        f"Brier score, averaged over the times until the last of these: squared distance of the predicted probability "
+        f"of no event to what happened, with the same weights. Null: the Kaplan-Meier curve {null}.",
+        f"Risk groups: above or below {split}",
+    )
 
 
 def survival_question(study: TargetStudy, method: SurvivalFigures, digits: int) -> str:
@@ -42,10 +59,11 @@ def survival_question(study: TargetStudy, method: SurvivalFigures, digits: int) 
     )
 
 
-def survival_verdict(method: SurvivalFigures, *, alone: bool) -> str:
+def survival_verdict(method: SurvivalFigures, design: Design, *, alone: bool) -> str:
     """The best method's figure and what a C-index means."""
     if not np.isfinite(method.primary.value):
-        return "No method has a defined C-index: no test fold holds two patients of whom it is known who was first."
+        where = "there are no" if design.one_group else "no test fold holds"
+        return f"No method has a defined C-index: {where} two patients of whom it is known who was first."
     share = round(100 * float(f"{method.primary.value:.2f}"))  # of the figure as it is printed
     return (
         f"{method.label} reached {'a C-index' if alone else 'the highest C-index'}: {number(method.primary.value)} "
@@ -54,12 +72,14 @@ def survival_verdict(method: SurvivalFigures, *, alone: bool) -> str:
     )
 
 
-def groups_words(method: SurvivalFigures) -> str:
+def groups_words(method: SurvivalFigures, design: Design) -> str:
     """How the split into two groups came out, and who chose it."""
     low, high = method.groups
     own, of = method.split_by_validation, method.splits
     source = "the median risk of the validation patients" if own else "the median risk of the fold's test patients"
-    if 0 < own < of:
+    if design.external:
+        source = "their median risk"
+    elif 0 < own < of:
         source += f" (of the fold's test patients in {of - own} of {of} folds without any)"
     if not len(low.times) or not len(high.times):
         return f"Split at {source}, all patients of {method.label} fall into one group: there is nothing to compare."
@@ -71,16 +91,17 @@ def groups_words(method: SurvivalFigures) -> str:
     )
 
 
-def brier_words(method: SurvivalFigures, digits: int) -> str:
-    """Whether predicted probabilities over time are better than the curve of the training patients."""
+def brier_words(method: SurvivalFigures, digits: int, design: Design) -> str:
+    """Whether predicted probabilities over time are better than a curve that is the same for everyone."""
     brier = method.brier
     if not np.isfinite(brier.figure.value):
         return f"Brier score over time: not defined; {brier.reason}."
     rest = f" ({brier.reason})" if brier.reason else ""
+    whose = "these" if design.external else "the training"
     return (
         f"Averaged over the times until {number(brier.end, digits)}, its Brier score is "
         f"{number(brier.figure.value, 3)} ({span(brier.figure.interval, 3)}), lower being better; telling everyone the "
-        f"Kaplan-Meier curve of the training patients would give {number(brier.null, 3)}{rest}."
+        f"Kaplan-Meier curve of {whose} patients would give {number(brier.null, 3)}{rest}."
     )
 
 
@@ -122,7 +143,9 @@ def survival_warnings(study: TargetStudy, methods: Sequence[SurvivalFigures], fo
         if method.flagged
     ]
     undefined = {str(fold.key) for method in methods for fold in method.folds if not np.isfinite(fold.c_index)}
-    if undefined:
+    if undefined and study.external is not None:
+        lines.append("No C-index is defined: there is no event, or no pair.")
+    elif undefined:
         lines.append(
             f"No C-index is defined in {', '.join(sorted(undefined))}: no event, or no pair, in its test part."
         )

@@ -22,7 +22,7 @@ def context(found: Findings, names: Names) -> dict[str, Any]:
     return {
         "failures": [(names.item(f.item), f.outcome, names.text(f.reason)) for f in found.failures],
         "config": yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=110),
-        "environment": json.dumps(names.facts(environment), indent=2, ensure_ascii=False),
+        "environment": json.dumps(names.facts(environment), indent=2, ensure_ascii=False) if environment else "",
         "digests": [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in paths if path.is_file()],
         "recorded": _recorded(config),
     }

@@ -48,5 +48,7 @@ def fitted(choice: Choices) -> str:
     """Which patients fitted the calibration, or why there is none."""
     if not choice.calibrations:
         return "The run fitted no calibration."
+    if choice.models == 1:
+        return f"Calibration: {choice.calibrations[0][0]}. Test patients never fitted it."
     parts = [f"{how} in {count} of {choice.models} models" for how, count in choice.calibrations]
     return f"Calibration: {'; '.join(parts)}. Test patients never fitted it."

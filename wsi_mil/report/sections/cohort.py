@@ -38,10 +38,15 @@ def context(found: Findings, names: Names) -> dict[str, Any]:
         "mpp_words": _mpp(found.flow.mpp, found.flow.used),
         "tiles": _tiles(found.flow.tiles),
         "counts": _counts((found.study.config.get("cohort") or {}).get("counts") or {}),
-        "encoder": names.facts(encoder),
+        "encoder": {name: value for name, value in names.facts(encoder).items() if _is_told(value)},
         "pathology": encoder.get("pathology"),
         "warnings": [names.text(str(line)) for line in (found.study.config.get("cohort") or {}).get("warnings") or ()],
     }
+
+
+def _is_told(value: Any) -> bool:
+    """A contract repeats the rest, and what is empty says nothing."""
+    return not isinstance(value, dict) and value not in (None, "", [])
 
 
 def _counts(counts: dict[str, Any]) -> list[tuple[str, Any]]:

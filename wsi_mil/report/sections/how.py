@@ -52,7 +52,7 @@ def _intervals(found: Findings) -> list[tuple[str, str]]:
     used: dict[str, dict[str, list[str]]] = {}
     design = design_of(found.study)
     hidden = {"auc_pooled"} if design.one_group else set()
-    titles = _TITLES | {"auc": design.auc}
+    titles = _TITLES | {"auc": design.within("AUC")}
     for method in found.methods:
         for name, figure in named_figures(method).items():
             used.setdefault(name, {}).setdefault(figure.interval.method, []).append(method.label)

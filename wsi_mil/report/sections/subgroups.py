@@ -19,7 +19,7 @@ def context(found: Findings, names: Names) -> dict[str, Any]:
     return {
         "columns": [_column(found, column, names) for column in found.columns],
         "classes": found.study.classes,
-        "auc": design_of(found.study).auc,
+        "auc": design_of(found.study).within("AUC"),
         "many": len(found.methods) > 1,
         "best": found.best.label,
     }

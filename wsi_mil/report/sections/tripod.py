@@ -92,7 +92,7 @@ ITEMS = (
 )
 
 
-_ELSEWHERE = {
+_ELSEWHERE: dict[str, tuple[tuple[str, ...], str]] = {
     "7": (("cohort", "shift", "appendix"), "staining and scanning"),
     "12a": (("known", "audit"), ""),
     "12c": (("appendix",), "how the model was built: its model card and the study that trained it"),
@@ -108,8 +108,8 @@ def items_for(found: Findings) -> tuple[Item, ...]:
     """The items, as far as the design of the study has a say in where they are answered."""
     if found.study.external is None:
         return ITEMS
-    changed = {number: {"sections": sections, "left": left} for number, (sections, left) in _ELSEWHERE.items()}
-    return tuple(replace(item, **changed.get(item.number, {})) for item in ITEMS)
+    kept = {item.number: (item.sections, item.left) for item in ITEMS} | _ELSEWHERE
+    return tuple(replace(item, sections=kept[item.number][0], left=kept[item.number][1]) for item in ITEMS)
 
 
 def context(found: Findings, names: Names) -> dict[str, Any]:
