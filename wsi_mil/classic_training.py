@@ -79,7 +79,7 @@ def train_and_test(job: ClassicJob) -> ClassicRow:
     task = job.bags.task
     train, test = job.bags.datasets(job.repeat, job.fold)
     epochs = job.train.epochs if job.choose == "none" else chosen_epochs(job, train)
-    model, _ = _fitted(job, train, BagDataset(train.reader, ()), epochs=epochs)
+    model, _ = _fitted(job, train, BagDataset(train.reader, ()), stop_after=epochs)
     answers = [found for _, found in answer_each(model, test, device=job.train.torch_device())]
     shares, labels = probabilities(answers, task), task.labels(test.values)
     aucs = one_vs_rest_auc(labels, shares)
@@ -97,12 +97,15 @@ def train_and_test(job: ClassicJob) -> ClassicRow:
 
 
 def chosen_epochs(job: ClassicJob, train: BagDataset) -> int:
-    """The epoch of least loss on a quarter of the training part, trained on the other three; at most train.epochs."""
+    """The epoch of least loss on a quarter of the training part, while the other three are trained on.
+
+    At most train.epochs. The whole part is then trained on the same schedule, and stopped there.
+    """
     held = held_out(job.bags.task.labels(train.values), seed=derive_seed(job.seed, job.repeat, job.fold, _INNER))
     kept = [item for item, out in zip(train.items, held, strict=True) if not out]
     watched = [item for item, out in zip(train.items, held, strict=True) if out]
     inner, validation = BagDataset(train.reader, kept), BagDataset(train.reader, watched)
-    _, log = _fitted(job, inner, validation, epochs=job.train.epochs)
+    _, log = _fitted(job, inner, validation, stop_after=None)
     return int(log.loc[log["val_loss"].idxmin(), "epoch"])
 
 
@@ -117,7 +120,7 @@ def held_out(labels: NDArray[np.int64], *, seed: int) -> NDArray[np.bool_]:
 
 
 def _fitted(
-    job: ClassicJob, train: BagDataset, validation: BagDataset, *, epochs: int
+    job: ClassicJob, train: BagDataset, validation: BagDataset, *, stop_after: int | None
 ) -> tuple[MILModel, pd.DataFrame]:
     """A model after its last epoch, and its log. validation: watched, never chosen by."""
     task, seed = job.bags.task, derive_seed(job.seed, job.repeat, job.fold)
@@ -130,9 +133,10 @@ def _fitted(
             task=task,
             train=train,
             validation=validation,
-            spec=replace(job.train, epochs=epochs),
+            spec=job.train,
             balance="none",
             seed=seed,
             files=files,
+            stop_after=stop_after,
         )
         return model, pd.read_csv(files.log)

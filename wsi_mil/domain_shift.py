@@ -194,7 +194,8 @@ def draw(training: Training, found: pd.DataFrame) -> bytes:
         axes.fill_between([], [], [], color="#c9d2dc", label="training slides: all, 5 to 95 %, 25 to 75 %, median")
         axes.set(title=f"{name}: distance from the training slides", ylim=(0, 1), yticks=[], xlabel="distance")
         if place == 0:
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.55), ncols=2, frameon=False, fontsize=8)
+            shown = axes.get_legend_handles_labels()
+            figure.legend(*shown, loc="outside upper center", ncols=2, frameon=False, fontsize=8)
     if not panels:
         figure.text(0.5, 0.5, "The model knows too few training slides to measure a domain shift.", ha="center")
     stream = io.BytesIO()

@@ -20,7 +20,7 @@ from wsi_mil.methods import score_columns
 from wsi_mil.models._base import MILModel, StoredScores
 from wsi_mil.runs import RunDir, Selection
 from wsi_mil.statistics.recalibration import Calibrator
-from wsi_mil.targets import ClassTarget, OrdinalTarget, Target
+from wsi_mil.targets import ClassTarget, Target
 from wsi_mil.targets._base import Answers
 from wsi_mil.tasks import Task
 
@@ -70,7 +70,7 @@ class Ensemble:
         )
 
     def _decide(self, target: Target, told: Answers) -> str:
-        if not isinstance(target, ClassTarget | OrdinalTarget):
+        if not isinstance(target, ClassTarget):
             return ""
         shares = [float(told[f"prob_{name}"][0]) for name in target.classes]
         cut = self.selection.cut(target.name)

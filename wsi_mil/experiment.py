@@ -114,7 +114,7 @@ def plan_methods(
         if search.trials:
             from wsi_mil.search import check_space
 
-            check_space(method, spec, search)
+            check_space(method, spec, search, task=study.task, in_dim=study.in_dim, balance=study.balance)
     return plans
 
 
@@ -350,7 +350,7 @@ def _train_one(job: _Job, on_epoch: Callable[[str], None]) -> None:
     told = answers_by_target(list(_test(run, study, model, test, label=label, key=key, spec=spec)), task)
     write_frame(run.test_path(label, key), _frame(test.items, told, task, choices, label=label, key=key))
     if task.is_of_classes:
-        judge = judge_of_classes(model, probabilities=task.probabilities, device=spec.torch_device())
+        judge = judge_of_classes(model, task=task, device=spec.torch_device())
         used = measure_bags(test, judge, min_tiles=model.min_tiles, seed=key.seed)
         write_frame(run.faithfulness_path(label, key), used)
     thresholds, calibration = choices.as_selection()

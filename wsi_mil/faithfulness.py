@@ -12,13 +12,14 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from wsi_mil.bags import Bag, pack
 from wsi_mil.datasets import BagDataset
+from wsi_mil.methods import score_columns
 from wsi_mil.models._base import MILModel
 from wsi_mil.statistics.faithfulness import CURVES, STEPS, Perturbed
 from wsi_mil.statistics.ranking import Floats, Ints
+from wsi_mil.tasks import Task
 
 BAGS = 8
 """Bags of one model that are measured, drawn by the seed."""
@@ -69,24 +70,27 @@ def measure_bags(dataset: BagDataset, judge: Judge, *, min_tiles: int = 1, seed:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def judge_of_classes(
-    model: MILModel, *, probabilities: Callable[[Tensor], Tensor], device: torch.device | str = "cpu"
-) -> Judge:
-    """The method's own scores for the class that it predicts of the whole bag, and the probability of that class.
+def judge_of_classes(model: MILModel, *, task: Task, device: torch.device | str = "cpu") -> Judge:
+    """The scores that a heat map draws, the first stored column, and the probability of the class they speak of.
 
-    probabilities: (b, k) logits -> (b, classes).   The model is left in eval mode.
+    Of two classes, probabilities and contributions of tiles speak of the positive one, whatever is predicted of the
+    bag; in a bag that is called negative there is then little to take away, and the figures are near 0. Attention, and
+    any score with more classes, speaks of the class that is predicted of the whole bag.
+    task: of classes.   The model is left in eval mode.
     """
+    column = score_columns(model, task)[0]
 
     def judge(bag: Bag) -> tuple[Floats, Answer]:
         with torch.inference_mode():
             output = model.eval()(pack([bag]).to(device))
-            scores = model.instance_scores(output, model.score_kinds[0]).double().cpu().numpy()
-            predicted = int(probabilities(output.logits.double())[0].argmax())
+            scores = model.instance_scores(output, column.kind, column.index).double().cpu().numpy()
+            predicted = int(task.probabilities(output.logits.double())[0].argmax())
+        judged = predicted if column.label is None else task.classes.index(column.label)
 
         def answer(part: Bag) -> float:
             with torch.inference_mode():
                 logits = model.eval()(pack([part]).to(device)).logits
-                return float(probabilities(logits.double())[0, predicted])
+                return float(task.probabilities(logits.double())[0, judged])
 
         return scores, answer
 

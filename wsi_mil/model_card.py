@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from wsi_mil.statistics.decisions import Threshold
+
 RESEARCH_USE = "Research use only, not for diagnosis."
-_LIMITS = (
+_ELSEWHERE = (
     "Figures with intervals come from patients of the training cohort that each model did not see; they say nothing "
-    "about another hospital, scanner, stain or population. Validate on labelled slides of your own first.",
-    "The threshold was chosen on validation patients of the training cohort. At another prevalence or with another "
-    "scanner it may cut elsewhere than wished.",
+    "about another hospital, scanner, stain or population. Validate on labelled slides of your own first."
+)
+_LIMITS = (
     "Slides far from the training slides are flagged (domain_shift.csv), but a slide that is near can still be wrong.",
     "Tile scores show where the model looked, which is not where the disease is.",
 )
@@ -39,7 +41,7 @@ def model_card(facts: Mapping[str, Any], *, metrics: Mapping[str, Any] | None, i
         "## Figures",
         _figures(facts["method"]["label"], metrics),
         "## Limits",
-        _lines([*_LIMITS, *([_UNTESTED] if n_models > 1 and training["kind"] == "crossval" else [])]),
+        _lines(_limits(facts)),
         "## Licence",
         f"Licence of the encoder's weights, which are not in this bundle: {encoder['licence'] or 'not stated'}. It may "
         "bind what is trained on their features.",
@@ -78,22 +80,50 @@ def _people(training: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _limits(facts: Mapping[str, Any]) -> list[str]:
+    several = len(facts["models"]) > 1 and facts["training"]["kind"] == "crossval"
+    return [_ELSEWHERE, *_cuts(facts["models"]), *_LIMITS, *([_UNTESTED] if several else [])]
+
+
+def _cuts(models: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What holds of thresholds that validation chose; nothing where 0.5 stands in, or where nothing is cut."""
+    cuts = [Threshold(**cut) for model in models for cut in model["selection"]["thresholds"].values()]
+    chosen = sum(cut.from_validation for cut in cuts)
+    if not chosen:
+        return []
+    which = "The threshold was" if chosen == len(cuts) else f"{chosen} of {len(cuts)} thresholds were"
+    return [
+        f"{which} chosen on validation patients of the training cohort. At another prevalence or with another scanner "
+        "the cut may lie elsewhere than wished."
+    ]
+
+
 def _figures(label: str, metrics: Mapping[str, Any] | None) -> str:
-    found = (metrics or {}).get("methods", {}).get(label)
-    rows = [] if found is None else [row for name, one in found.items() for row in _figure_rows(name, one)]
-    if not rows:
+    if metrics is None:
         return "None: the run had no report when the bundle was made."
+    rows = [row for about, found in _of_method(label, metrics) for row in _figure_rows(about, found)]
+    if not rows:
+        return f"None: the report of the run has no figure of {label}."
     heading = "From the cross-validation of the run, with 95% intervals; of its held-out patients.\n\n"
     return heading + "| figure | value | low | high |\n|---|---|---|---|\n" + "\n".join(rows)
 
 
+def _of_method(label: str, metrics: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """(what is asked, the figures): one a target where the report has a chapter for each, named where several are."""
+    targets = metrics.get("targets", {"": metrics})
+    named = len(targets) > 1
+    return [(name if named else "", one["methods"][label]) for name, one in targets.items() if label in one["methods"]]
+
+
 def _figure_rows(name: str, one: Any) -> list[str]:
-    """Every figure with an interval, however deep it lies."""
+    """Every figure with an interval, however deep it lies; those at several times stand in a list."""
+    if isinstance(one, list):
+        one = {f"{item['time']:g}": item for item in one if "time" in item}
     if not isinstance(one, dict):
         return []
     if {"value", "low", "high"} <= set(one):
         return [f"| {name} | {' | '.join(_number(one[part]) for part in ('value', 'low', 'high'))} |"]
-    return [row for inner, deeper in one.items() for row in _figure_rows(f"{name} {inner}", deeper)]
+    return [row for inner, deeper in one.items() for row in _figure_rows(f"{name} {inner}".strip(), deeper)]
 
 
 def _number(value: float | None) -> str:

@@ -1,7 +1,8 @@
 """Settings searched inside the part that a model trains on. The only `import optuna`.
 
-Each trial is trained and judged on inner folds of the training part, patients whole; neither the fold's validation nor
-its test part has a say, so what follows (epoch, threshold, calibration) is chosen on patients the search did not see.
+Each trial is trained and judged on inner folds of the training part, patients whole (sites are not kept whole there).
+Neither the fold's validation nor its test part has a say, so what follows (epoch, threshold, calibration) is chosen on
+patients the search did not see; with selection none, validation is part of training, here too.
 Everything is a function of the fold, the seed and the earlier trials, so a search that was killed goes on: trials that
 stand in its file are not trained again.
 """
@@ -25,16 +26,16 @@ from optuna.distributions import (
 )
 
 from wsi_mil.datasets import BagDataset
-from wsi_mil.errors import RunError, UserError
+from wsi_mil.errors import ConfigError, RunError, UserError
 from wsi_mil.evaluation import answer_each, stacked_logits
-from wsi_mil.methods import MethodSpec, build, override, resolve_methods
+from wsi_mil.methods import MethodSpec, build, override, rehearse, resolve_methods
 from wsi_mil.randomness import derive_seed
 from wsi_mil.run_reading import read_frame
 from wsi_mil.runs import write_frame
 from wsi_mil.search_spec import SearchSpec, as_number
 from wsi_mil.splits import make_folds
 from wsi_mil.targets._base import Balance
-from wsi_mil.tasks import Task
+from wsi_mil.tasks import Task, check_training
 from wsi_mil.train_spec import TrainSpec
 from wsi_mil.training import FitFiles, fit, weights_seed
 
@@ -108,11 +109,21 @@ def search(
     )
 
 
-def check_space(method: MethodSpec, spec: TrainSpec, wished: SearchSpec) -> None:
-    """Raise ConfigError for a setting that the method or its training does not have, at either end of its range."""
+def check_space(
+    method: MethodSpec, spec: TrainSpec, wished: SearchSpec, *, task: Task, in_dim: int, balance: Balance
+) -> None:
+    """Raise ConfigError for settings that the method or its training cannot have, at either end of their ranges."""
+    if build(method, in_dim=in_dim, task=task, seed=0)[1].init_from is not None:
+        raise ConfigError(
+            f"method {method.shown}: it starts from another trained method, which a search does not train. Give its "
+            f"settings, and search without it."
+        )
     for pick in ("first", "last"):
         settings = {name: _end(bounds, pick) for name, bounds in wished.space.items()}
-        _with(method, spec, settings)[1].check()
+        own_method, own_spec = _with(method, spec, settings)
+        own_spec.check()
+        check_training(task, bags_per_step=own_spec.bags_per_step, balance=balance)
+        rehearse(own_method, in_dim=in_dim, task=task, bags_per_step=own_spec.bags_per_step)
 
 
 def _end(bounds: Any, pick: str) -> Any:
@@ -186,8 +197,8 @@ class _Judge:
             for train, judged in self.parts:
                 losses.append(self._loss(method, spec, train, judged))
                 on_model()
-        except UserError as error:
-            return math.nan, str(error)
+        except Exception as error:
+            return math.nan, str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         return math.fsum(losses) / len(losses), ""
 
     def _loss(self, method: MethodSpec, spec: TrainSpec, train: BagDataset, judged: BagDataset) -> float:

@@ -8,8 +8,8 @@ from typing import Any
 from wsi_mil.errors import ConfigError
 
 _PLACES = ("train", "params", "objective", "regularisers")
-Space = Mapping[str, list[Any] | dict[str, Any]]
-"""Setting, such as train.lr or params.hidden -> its choices, or a mapping with low, high and perhaps log."""
+_OF_TRAINING = ("lr", "weight_decay", "epochs", "bags_per_step", "accumulate", "tile_cap", "schedule", "clip_norm")
+"""The rest of TrainSpec says who chooses or where it runs, which no loss can judge."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,10 @@ def check_range(name: str, wished: Any) -> None:
     """Raise ConfigError unless this is a setting with choices or bounds."""
     if name.split(".")[0] not in _PLACES or len(name.split(".")) < 2:
         raise ConfigError(f"search.space: {name!r} is no setting. Begin with {', '.join(p + '.' for p in _PLACES)}")
+    if name.startswith("train.") and name.removeprefix("train.") not in _OF_TRAINING:
+        raise ConfigError(
+            f"search.space: {name!r} cannot be searched. Of training there are {', '.join(_OF_TRAINING)}."
+        )
     if isinstance(wished, list) and wished:
         return
     sound = isinstance(wished, Mapping) and {"low", "high"} <= set(wished) <= {"low", "high", "log"}

@@ -47,6 +47,11 @@ NOT_KNOWN = frozenset(
     }
 )
 """Spellings that mean "not known", Excel's errors among them. A lower-case `none` is a word and stays a value."""
+EVENT_CELLS = {
+    **dict.fromkeys(("1", "1.0", "true", "yes"), True),
+    **dict.fromkeys(("0", "0.0", "false", "no"), False),
+}
+"""Cells of a column of events, in small letters -> whether the event was seen."""
 _DELIMITERS = ",;\t|"
 _LEADING_ZEROS_FORMAT = re.compile(r"0{2,}")
 

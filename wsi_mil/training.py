@@ -58,11 +58,13 @@ def fit(
     balance: Balance,
     seed: int,
     files: FitFiles,
+    stop_after: int | None = None,
     on_epoch: Callable[[str], None] = lambda note: None,
 ) -> Selection:
     """Train `model` in place and leave the chosen epoch's weights in it. Goes on where `files.resume` ends.
 
     task: fitted on the training part.  validation: never trained on; may be empty.
+    stop_after: so many epochs of a training whose schedules run over all of `spec.epochs`.
     on_epoch: called after each epoch with its figures in words.
     Raises ConfigError when the loss is no longer finite or the method cannot be trained this way.
     """
@@ -82,7 +84,7 @@ def fit(
             files=files,
         )
         loop.restore()
-        while not loop.is_over():
+        while not loop.is_over() and loop.at.epoch != stop_after:
             loop.run_epoch()
             on_epoch(loop.note())
         return loop.finish()

@@ -198,7 +198,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 FLAG = re.compile(r"(?<![\w-])--([a-z][\w.-]*\w)")
-COMMAND = re.compile(r"(?:`|: |\()wsi-mil ([a-z]+)\b")
+COMMAND = re.compile(r"(?:`|: |\()wsi-mil ([a-z]+(?:-[a-z]+)?)\b")
 ENCODES = ("wsi_mil.encode_settings", "wsi_mil.encoding", "wsi_mil.encoders", "wsi_mil.stages.encode")
 
 

@@ -123,14 +123,17 @@ def test_the_words_are_of_models_that_were_trained_elsewhere(make_external):
     assert "leakage" not in page.anchors
 
 
-def test_the_auc_is_over_all_pairs_and_the_cut_is_the_one_brought_along(make_external):
-    run = make_external(scores=False)
+def test_the_auc_is_over_all_pairs_and_cut_and_calibration_are_those_brought_along(make_external):
+    run = make_external(scores=False, calibrated=True)
     report(run.path)
     rows, found = pd.read_csv(run.predictions_path, dtype=str), metrics_of(run)
     own = found["methods"]["acmil"]
     assert own["auc"]["value"] == pytest.approx(by_hand(rows))
     called = np.where(rows["prob_tumour"].astype(float) >= 0.4, "tumour", "normal")
     assert own["accuracy"]["value"] == pytest.approx((called == rows["target"]).mean())
+    shares = rows["calibrated_tumour"].astype(float)
+    brier = ((shares - (rows["target"] == "tumour")) ** 2).mean()
+    assert own["brier_calibrated"]["value"] == pytest.approx(brier)
     assert found["audit"]["clean"]
 
 

@@ -17,6 +17,7 @@ from wsi_mil.methods import MethodSpec, resolve_methods
 from wsi_mil.stages import bench_mil as stage
 from wsi_mil.stages.bench_mil import PUBLISHED, bench_mil, summarise
 from wsi_mil.train_spec import TrainSpec
+from wsi_mil.training import fit
 
 TRAIN = TrainSpec(epochs=12, lr=5e-2, selection="none", device="cpu")
 FAILING = '''
@@ -179,32 +180,32 @@ def test_a_method_whose_file_changed_is_trained_again(data, tmp_path):
 
 
 def test_epochs_are_chosen_by_bags_of_the_training_part_alone(data, monkeypatch):
-    bags = read_classic(data())
-    seen = []
+    bags = read_classic(data(bag_label=np.random.default_rng(3).permutation(arrays()["bag_label"])))
+    seen, logs = [], []
 
-    def watched(model, objective, *, train, validation, spec, files, **_):
-        seen.append((spec.epochs, {i.id for i in train.items}, {i.id for i in validation.items}))
-        losses = [0.9, 0.4, 0.2, 0.3] + [0.5] * (spec.epochs - 4)
-        frame = pd.DataFrame({"epoch": range(1, spec.epochs + 1), "val_loss": losses[: spec.epochs]})
-        files.log.write_text(frame.to_csv(index=False))
+    def watched(model, objective, *, train, validation, files, **rest):
+        fit(model, objective, train=train, validation=validation, files=files, **rest)
+        seen.append(({i.id for i in train.items}, {i.id for i in validation.items}))
+        logs.append(pd.read_csv(files.log))
 
     monkeypatch.setattr(classic_training, "fit", watched)
-    (method,) = resolve_methods(["mean_pool"])
+    (method,) = resolve_methods(["abmil+aem"])
     job = ClassicJob(bags=bags, method=method, train=TRAIN, choose="epochs", repeat=0, fold=1, seed=0)
     row = train_and_test(job)
     train, test = bags.datasets(0, 1)
-    assert row.epochs == 3
-    (first, inner, watched_by, *_), (second, everything, nothing) = seen
-    assert (first, second) == (12, 3)
+    (inner, watched_by), (everything, nothing) = seen
+    first, second = logs
+    assert len(first) == TRAIN.epochs
+    assert row.epochs == first["epoch"][first["val_loss"].idxmin()]
+    assert 1 < row.epochs < TRAIN.epochs, "a case in which stopping means something"
     assert inner | watched_by == everything == {item.id for item in train.items}
     assert not inner & watched_by
     assert nothing == set()
     assert not everything & {item.id for item in test.items}
     labels = {item.id: int(item.values[0]) for item in train.items}
     assert sorted(labels[name] for name in watched_by) == [0, 1]
-    seen.clear()
-    assert train_and_test(replace(job, choose="none")).epochs == 12
-    assert [entry[0] for entry in seen] == [12]
+    assert train_and_test(replace(job, choose="none")).epochs == len(logs[2]) == TRAIN.epochs
+    pd.testing.assert_frame_equal(second, logs[2].iloc[: row.epochs])  # the same training, stopped
 
 
 @pytest.mark.parametrize(("counts", "held"), [((8, 40), [2, 10]), ((1, 2), [0, 0]), ((2, 3), [0, 1])])

@@ -13,6 +13,7 @@ from tiling.atomic import temporary_path
 from wsi_mil.bundle import _digest as bundle_digest
 from wsi_mil.bundle import card_path, open_bundle
 from wsi_mil.errors import CohortError, ConfigError, RunError, StoreError
+from wsi_mil.model_card import model_card
 from wsi_mil.records import CohortSpec
 from wsi_mil.runs import FoldKey, RunDir, write_frame
 from wsi_mil.splits import FoldSpec
@@ -22,6 +23,7 @@ from wsi_mil.stages.export_bundle import export_bundle
 from wsi_mil.stages.predict import predict
 from wsi_mil.stages.report import report
 from wsi_mil.stages.train import train as train_whole
+from wsi_mil.statistics.decisions import choose_threshold
 from wsi_mil.targets import TargetSpec
 from wsi_mil.tasks import TaskSpec
 from wsi_mil.train_spec import TrainSpec
@@ -235,6 +237,24 @@ def test_the_model_card_says_who_what_and_how_well(run, bundle, tmp_path):
     assert "12 patients, 12 slides, 3 sites" in card
 
 
+def test_the_card_says_that_validation_chose_the_threshold_only_where_it_did(bundle):
+    facts = json.loads(json.dumps(open_bundle(bundle).facts))
+    chosen = choose_threshold(np.repeat([False, True], 10), np.linspace(0, 1, 20))
+
+    def said(*sources):
+        for model, source in zip(facts["models"], sources, strict=True):
+            model["selection"]["thresholds"] = {"label": {"value": 0.4, "source": source}} if source else {}
+        card = model_card(facts, metrics=None, intended_use="")
+        return [line.split(" chosen on")[0] for line in card.splitlines() if "validation patients" in line]
+
+    fixed = "0.5, since there is no validation part"
+    assert "0.5, since" in card_path(bundle).read_text()
+    assert "validation patients" not in card_path(bundle).read_text()
+    assert said(fixed, fixed) == said("", "") == []
+    assert said(chosen.source, chosen.source) == ["- The threshold was"]
+    assert said(chosen.source, fixed) == ["- 1 of 2 thresholds were"]
+
+
 def test_a_shifted_cohort_is_told_and_its_figure_rises(bundle, make_study, tmp_path):
     medians = []
     for name, options in {"same": {}, "shifted": {"signal": 40.0}}.items():
@@ -244,6 +264,8 @@ def test_a_shifted_cohort_is_told_and_its_figure_rises(bundle, make_study, tmp_p
         medians.append(found["features_distance"].median())
         assert any("Domain shift in features" in note for note in summary.notes) == (name == "shifted")
         assert (tmp_path / f"{name}_out" / "domain_shift.png").read_bytes()[:4] == b"\x89PNG"
+        told = (tmp_path / f"{name}_out" / "domain_shift.txt").read_text().splitlines()
+        assert list(summary.notes[len(summary.notes) - len(told) :]) == told
     assert medians[1] > 3 * medians[0]
 
 
@@ -374,6 +396,9 @@ NUMBERS = {
 }
 
 
+FIGURES = {"regression": "r2", "survival": "c_index", "ordinal": "kappa_quadratic", "binary": "auc"}
+
+
 @pytest.mark.parametrize("kind", NUMBERS)
 def test_every_kind_of_target_travels(make_study, tmp_path, kind):
     table, bags = make_study(tmp_path, patients=18)
@@ -383,6 +408,7 @@ def test_every_kind_of_target_travels(make_study, tmp_path, kind):
     rows = rows.assign(site2=np.where(number % 4 < 2, "a", "b"))
     write_frame(table, rows)
     run = train(table, bags, tmp_path / "run", task=TaskSpec(level="slide", **NUMBERS[kind]), methods=["abmil"])
+    report(run.path)
     export_bundle(run.path, out=tmp_path / "b")
     for name, source in {"by_run": run.path, "by_bundle": tmp_path / "b"}.items():
         predict(source, bags, table=table, out=tmp_path / name, device="cpu")
@@ -395,4 +421,13 @@ def test_every_kind_of_target_travels(make_study, tmp_path, kind):
     assert [str(float(a)) if kind != "several" else a for a in told] == [
         str(float(b)) if kind != "several" else b for b in rows.set_index("slide")[target].astype(str)
     ]
-    assert target in card_path(tmp_path / "b").read_text()
+    card = card_path(tmp_path / "b").read_text()
+    assert f"Predicts {target}" in card
+    for name, found in json.loads(run.metrics_path.read_text())["targets"].items():
+        figure, known = FIGURES[found["kind"]], found["methods"]["abmil"]
+        about = f"{name} {figure}" if kind == "several" else figure
+        value, low, high = (known[figure][part] for part in ("value", "low", "high"))
+        assert f"| {about} | {value:.3f} | {low:.3f} | {high:.3f} |" in card
+    assert ("| auc_at_times " in card) == (kind == "survival")
+    assert "threshold was chosen" not in card
+    assert "validation patients" not in card

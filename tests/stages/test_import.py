@@ -49,6 +49,18 @@ def test_again_nothing_is_written_twice(classic, tmp_path):
     assert (again.done, len(again.reused)) == (("toy_0003",), 11)
 
 
+def test_bags_of_the_same_names_from_another_source_are_never_written_over(classic, tmp_path):
+    source, arrays, mask = classic
+    import_bags(source, out=tmp_path / "work")
+    (tmp_path / "work" / "bags" / "toy_0000.h5").unlink()
+    before = {path: path.read_bytes() for path in (tmp_path / "work").rglob("*") if path.is_file()}
+    np.savez(source, train_mask=mask, **arrays | {"features": arrays["features"] + 1})
+    with pytest.raises(StoreError, match=r"toy_0001\.h5 is there already and comes from another source.*--out"):
+        import_bags(source, out=tmp_path / "work")
+    assert {path: path.read_bytes() for path in (tmp_path / "work").rglob("*") if path.is_file()} == before
+    assert len(import_bags(source, out=tmp_path / "other").done) == 12
+
+
 def test_the_next_command_works_with_the_stored_folds(classic, tmp_path):
     work = tmp_path / "work"
     import_bags(classic[0], out=work)

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy.stats import spearmanr
 
 from wsi_mil.checkpoints import load_model
@@ -13,8 +14,8 @@ from wsi_mil.stages.crossval import crossval
 from wsi_mil.stages.train import train
 from wsi_mil.statistics.ranking import auc
 from wsi_mil.statistics.survival_concordance import survival_concordance
-from wsi_mil.targets import TargetSpec
-from wsi_mil.tasks import TaskSpec
+from wsi_mil.targets import ClassTarget, RegressionTarget, TargetSpec
+from wsi_mil.tasks import Task, TaskSpec
 from wsi_mil.train_spec import TrainSpec
 
 
@@ -134,13 +135,17 @@ def test_several_targets_are_found_by_one_model_and_missing_labels_are_no_labels
     assert set(run.selection("mean_pool", run.keys("mean_pool")[0]).thresholds) == {"sex", "sex2"}
 
 
-def test_the_missing_labels_of_a_target_never_reach_the_others(planted, tmp_path):
-    """What stands in an empty cell cannot matter: the model is that of the same table with the column shuffled among
-    the rows without it. Here: emptying a label changes the model, a second empty column does not exist."""
-    alone = run_of(planted, tmp_path / "a", TaskSpec(target="sex"))
-    again = run_of(planted, tmp_path / "b", TaskSpec(target="sex"))
-    key = alone.keys("mean_pool")[0]
-    assert alone.checkpoint_path("mean_pool", key).read_bytes() == again.checkpoint_path("mean_pool", key).read_bytes()
+def test_a_bag_without_a_label_of_a_target_does_not_move_that_targets_outputs():
+    """The gradient of the loss on the outputs of a target is exactly 0 for bags that lack its label."""
+    task = Task(
+        level="slide",
+        targets=(ClassTarget(name="a", classes=("no", "yes")), RegressionTarget(name="b")),
+    )
+    values = np.array([[1.0, np.nan], [np.nan, 2.0], [0.0, 1.0]])
+    logits = torch.randn(3, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    task.criterion(3)(logits, task.tensor(values)).backward()
+    moved = (logits.grad != 0).tolist()
+    assert moved == [[True, True, False], [False, False, True], [True, True, True]]
 
 
 @pytest.mark.parametrize(

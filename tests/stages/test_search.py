@@ -116,8 +116,11 @@ def test_nothing_that_is_chosen_depends_on_the_test_part(planted, run, tmp_path,
         (SearchSpec(trials=2, space={"lr": [1e-3]}), "is no setting"),
         (SearchSpec(trials=2, space={"train.lr": {"low": 1.0}}), "give choices"),
         (SearchSpec(trials=2, space={"train.lr": {"low": 1.0, "high": 0.1}}), "low must be below high"),
-        (SearchSpec(trials=2, space={"train.rate": [1e-3]}), "no setting 'rate'"),
+        (SearchSpec(trials=2, space={"train.rate": [1e-3]}), "cannot be searched"),
         (SearchSpec(trials=2, space={"params.heads": [1]}), "no setting 'heads'"),
+        (SearchSpec(trials=2, space={"train.seeds": [[0], [1]]}), "cannot be searched"),
+        (SearchSpec(trials=2, space={"train.selection": ["none", "validation"]}), "cannot be searched"),
+        (SearchSpec(trials=2, space={"train.lr": [1e-3, -1.0]}), "must be above 0"),
     ],
 )
 def test_a_search_that_cannot_be_made_is_refused_at_once(planted, tmp_path, search, says):
@@ -127,3 +130,23 @@ def test_a_search_that_cannot_be_made_is_refused_at_once(planted, tmp_path, sear
             train=TRAIN, search=search,
         )  # fmt: skip
     assert not (tmp_path / "run").exists()
+
+
+def test_a_trial_that_breaks_is_recorded_and_the_others_decide(planted, tmp_path, monkeypatch):
+    from wsi_mil import search as searching
+
+    whole = searching.fit
+
+    def breaks(model, objective, *, spec, **rest):
+        if spec.lr > 1:
+            raise RuntimeError("out of memory")
+        return whole(model, objective, spec=spec, **rest)
+
+    monkeypatch.setattr(searching, "fit", breaks)
+    wished = SearchSpec(trials=6, inner_folds=2, space={"train.lr": [1e-3, 5.0]})
+    short = TrainSpec(**vars(TRAIN) | {"epochs": 1})
+    run = search_run(*planted[:2], tmp_path / "run", search=wished, train=short, folds=FoldSpec(n_folds=2))
+    key = run.keys("mean_pool")[0]
+    found, trials = run.selection("mean_pool", key).search, pd.read_csv(run.trials_path("mean_pool", key))
+    assert found["chosen"] == {"train.lr": 1e-3}
+    assert 0 < found["failed"] == trials["problem"].str.contains("out of memory").sum()

@@ -90,7 +90,9 @@ def make_study(folder: Path, write: Callable[..., Path]) -> Study:
     methods = [
         {"label": name, "name": name, "params": {}, "objective": {}, "regularisers": {}} for name in ("abmil", "acmil")
     ]
-    task = {"target": "lesion", "level": "slide", "kind": "binary", "classes": list(CLASSES), "positive": "tumour"}
+    target = {"kind": "binary", "name": "lesion", "classes": list(CLASSES)}
+    task = {"target": "lesion", "level": "slide", "classes": list(CLASSES), "positive": "tumour"}
+    task |= {"kind": "binary", "targets": [target]}
     run.write_config({"kind": "crossval", "slides": str(study.slides), "task": task, "methods": methods})
     for slide, label, tumour in [("fiducials", "tumour", 0.9), (ODD_NAME, "normal", 0.7), ("gone", "normal", 0.4)]:
         path = write(

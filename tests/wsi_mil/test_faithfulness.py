@@ -7,10 +7,13 @@ import pytest
 import torch
 
 from wsi_mil import faithfulness
-from wsi_mil.bags import Bag, pack
+from wsi_mil.bags import Bag
+from wsi_mil.evaluation import answer as answer_of
 from wsi_mil.faithfulness import judge_of_classes, measure_bags, perturb
 from wsi_mil.lookup import find_model
+from wsi_mil.methods import score_columns
 from wsi_mil.statistics.faithfulness import STEPS
+from wsi_mil.tasks import Task
 
 TILES, USED = 200, 10
 
@@ -94,19 +97,40 @@ def test_the_same_bag_and_seed_give_the_same_and_parts_keep_their_order():
     assert (first.without_random != other.without_random).any()
 
 
-def test_a_model_of_classes_is_asked_for_the_class_that_it_predicts():
+@pytest.mark.parametrize(
+    ("method", "n_outputs", "speaks_of"),
+    [
+        ("mean_pool", 2, "positive"),
+        ("max_pool", 2, "positive"),
+        ("gem", 2, "positive"),
+        ("mean_pool", 1, "positive"),
+        ("mean_pool", 3, "predicted"),
+        ("abmil", 2, "predicted"),
+        ("clam_mb", 2, "predicted"),
+    ],
+)
+def test_the_map_that_is_drawn_is_judged_by_the_class_it_speaks_of(method: str, n_outputs: int, speaks_of: str):
     torch.manual_seed(0)
-    model = find_model("abmil")(in_dim=3, n_outputs=2).train()
-    bag = _bag(20)
-    bag = Bag(**{**vars(bag), "features": torch.randn(20, 3)})
-    scores, answer = judge_of_classes(model, probabilities=lambda logits: logits.softmax(dim=1))(bag)
-    with torch.no_grad():
-        output = model.eval()(pack([bag]))
-        expected = model(pack([bag.take(torch.arange(5))])).logits.double().softmax(dim=1)[0]
-    shares = output.logits.double().softmax(dim=1)[0]
-    assert answer(bag) == pytest.approx(float(shares.max()), abs=1e-6)
-    np.testing.assert_allclose(scores, output.attention.mean(dim=1).numpy(), rtol=1e-5)
-    assert answer(bag.take(torch.arange(5))) == pytest.approx(float(expected[shares.argmax()]), abs=1e-6)
+    task = Task.from_config(
+        {"target": "label", "kind": "binary" if n_outputs < 3 else "multiclass", "level": "slide"}
+        | {"classes": ["a", "b", "c"][: max(n_outputs, 2)]}
+    )
+    model = find_model(method)(in_dim=3, n_outputs=n_outputs).train()
+    judge, predictions = judge_of_classes(model, task=task), set()
+    for place in range(24):
+        bag = Bag(**{**vars(_bag(20, name=f"bag{place}")), "features": 2 * torch.randn(20, 3) + torch.randn(3)})
+        part = bag.take(torch.arange(5))
+        drawn = answer_of(model, bag, device=torch.device("cpu"), columns=score_columns(model, task)[:1])
+        shares, of_part = (
+            task.probabilities(answer_of(model, one, device=torch.device("cpu")).logits[None].double())[0]
+            for one in (bag, part)
+        )
+        predictions.add(int(shares.argmax()))
+        judged = 1 if speaks_of == "positive" else int(shares.argmax())
+        scores, answer = judge(bag)
+        np.testing.assert_allclose(scores, drawn.tile_scores[:, 0], rtol=1e-6)
+        assert [answer(bag), answer(part)] == pytest.approx([float(shares[judged]), float(of_part[judged])], abs=1e-6)
+    assert len(predictions) > 1
 
 
 class _Dataset:

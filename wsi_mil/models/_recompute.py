@@ -33,8 +33,8 @@ def in_pieces(
 ) -> Tensor:
     """function(some rows, which), `size` rows after the other, (n, ...) -> (n, ...); once more for the gradient.
 
-    learned: what else has a gradient in function, which draws no random numbers. All pieces write into the same few tensors:
-    what each leaves lying between its own would keep those of the next from their place in memory.
+    learned: exactly what else gets a gradient from `function`, which draws no random numbers. All pieces write into the
+    same few tensors: what each leaves lying between its own would keep those of the next from their place in memory.
     """
     found: Tensor = _Pieces.apply(function, size, rows, *[part for part in learned if part.requires_grad])
     return found
@@ -43,12 +43,12 @@ def in_pieces(
 class _Pieces(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, function: Callable[[Tensor, slice], Tensor], size: int, rows: Tensor, *parameters: Tensor
+        ctx: Any, function: Callable[[Tensor, slice], Tensor], size: int, rows: Tensor, *learned: Tensor
     ) -> Tensor:
         kind = rows.device.type
         ctx.function, ctx.size = function, size
         ctx.cast = {"dtype": torch.get_autocast_dtype(kind), "enabled": torch.is_autocast_enabled(kind)}
-        ctx.save_for_backward(rows, *parameters)
+        ctx.save_for_backward(rows, *learned)
         found: Tensor | None = None
         with torch.autocast(kind, cache_enabled=False, **ctx.cast):  # a cached weight would have lost its gradient
             for some in _slices(len(rows), size):
@@ -61,15 +61,13 @@ class _Pieces(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        rows, *parameters = ctx.saved_tensors
-        of_rows, sums = torch.empty_like(rows), [torch.zeros_like(parameter) for parameter in parameters]
+        rows, *learned = ctx.saved_tensors
+        of_rows, sums = torch.empty_like(rows), [torch.zeros_like(part) for part in learned]
         for some in _slices(len(rows), ctx.size):
             piece = rows[some].detach().requires_grad_()
             with torch.enable_grad(), torch.autocast(rows.device.type, cache_enabled=False, **ctx.cast):
                 found = ctx.function(piece, some)
-            of_rows[some], *parts = torch.autograd.grad(
-                found, (piece, *parameters), gradients[0][some], allow_unused=True, materialize_grads=True
-            )
+            of_rows[some], *parts = torch.autograd.grad(found, (piece, *learned), gradients[0][some])
             for into, part in zip(sums, parts, strict=True):
                 into += part
         return None, None, of_rows, *sums

@@ -156,7 +156,7 @@ class _Attend(nn.Module):
         """The same few queries read each bag's tiles. queries: (r, q).  tiles: (total, d). Returns (b, r, h)."""
         own = self.own_query(queries)
         query = self.query(own)
-        key, value = row_by_row(self._pairs, tiles, learned=self.parameters()).chunk(2, dim=1)
+        key, value = row_by_row(self._pairs, tiles, learned=self._learned_of_pairs()).chunk(2, dim=1)
         pairs = zip(split(key, offsets), split(value, offsets), strict=True)
         mixed = torch.stack([self._read(query, keys, values) for keys, values in pairs])
         return self._finish(own, mixed, queries)
@@ -176,7 +176,12 @@ class _Attend(nn.Module):
             own = self.own_query(rows)
             return self._finish(own, self._read(self.query(own), key, value), rows)
 
-        return row_by_row(answer, tiles, learned=[*self.parameters(), key, value])
+        theirs = {id(part) for part in self._learned_of_pairs()}
+        others = [part for part in self.parameters() if id(part) not in theirs]
+        return row_by_row(answer, tiles, learned=[*others, key, value])
+
+    def _learned_of_pairs(self) -> list[nn.Parameter]:
+        return [part for layer in (self.own_key, self.own_value, self.key, self.value) for part in layer.parameters()]
 
     def _pairs(self, tiles: Tensor) -> Tensor:
         return torch.cat([self.key(self.own_key(tiles)), self.value(self.own_value(tiles))], dim=-1)
@@ -192,7 +197,7 @@ class _Attend(nn.Module):
                 found: Tensor = (first * second).sum(dim=-1) / second.shape[-1] ** 0.5
                 return found
 
-        return row_by_row(scores, tiles, learned=[*self.parameters(), asked])
+        return row_by_row(scores, tiles, learned=[*self.own_key.parameters(), *self.key.parameters(), asked])
 
     def _read(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """(m, h), (n, h), (n, h) -> (m, h), in blocks that are never held together."""

@@ -33,7 +33,7 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._layers import Dropout, FeatureLayer, hidden_width
 from wsi_mil.models._official import OfficialWeights
-from wsi_mil.models._recompute import LONG, computed_again
+from wsi_mil.models._recompute import LONG, computed_again, in_pieces
 
 PPEG_KERNELS = (7, 5, 3)
 LEAST_ATTENTION = 1e-12
@@ -199,19 +199,37 @@ class NystromAttention(nn.Module):
         padding = run * self.landmarks - t if t % self.landmarks else 0
         qkv = self.to_qkv(F.pad(tokens, (0, 0, padding, 0)))
         with no_autocast(tokens):
-            q, k, v = full_precision(qkv).reshape(len(qkv), 3, self.heads, -1).permute(1, 2, 0, 3)
-            scale = q.shape[2] ** -0.5
-            q_means, k_means = (x.reshape(self.heads, self.landmarks, run, -1).mean(dim=2) for x in (q, k))
+            heads = full_precision(qkv).reshape(len(qkv), 3, self.heads, -1).permute(2, 1, 0, 3)
+            q, k, v = heads.unbind(dim=1)
+            q_means, k_means, scale = *self._landmarks(q, k), q.shape[2] ** -0.5
             between = iterative_pinv(scaled_softmax(q_means, k_means, scale), self.iterations)
-            of_landmarks = F.scaled_dot_product_attention(q_means[None], k[None], v[None], scale=scale)[0]
-            mixed = F.scaled_dot_product_attention(q[None], k_means[None], (between @ of_landmarks)[None], scale=scale)
-            mixed = (mixed + self.residual(v[None]))[0]
+
+            def mix(some_heads: Tensor, some: slice) -> Tensor:
+                return self._mix(some_heads, between[some])
+
+            if t > LONG:
+                mixed = in_pieces(mix, heads, 1, learned=[between])
+            else:
+                mixed = mix(heads, slice(None))
+            mixed = mixed + self.residual(v[None])[0]
             seen = q.new_empty(self.heads, 0)
             if row:
                 first = scaled_softmax(q[:, padding : padding + 1], k_means, scale) @ between
                 parts = zip(first, q_means, k, strict=True)
                 seen = torch.stack([computed_again(_row_of_head, *part, scale) for part in parts])[:, padding:]
         return self.out(mixed.transpose(0, 1).flatten(1)[padding:]), seen
+
+    def _landmarks(self, *heads: Tensor) -> list[Tensor]:
+        """(heads, t, d) each. Returns the means of runs of tokens, (heads, landmarks, d)."""
+        return [head.reshape(len(head), self.landmarks, -1, head.shape[2]).mean(dim=2) for head in heads]
+
+    def _mix(self, heads: Tensor, between: Tensor) -> Tensor:
+        """heads: (heads, 3, t, d).  between: (heads, m, m) the pseudoinverse. Returns (heads, t, d)."""
+        q, k, v = (part[None] for part in heads.unbind(dim=1))
+        q_means, k_means = (part[None] for part in self._landmarks(q[0], k[0]))
+        scale = q.shape[-1] ** -0.5
+        of_landmarks = F.scaled_dot_product_attention(q_means, k, v, scale=scale)
+        return F.scaled_dot_product_attention(q, k_means, between @ of_landmarks, scale=scale)[0]
 
 
 class PositionEncoding(nn.Module):

@@ -180,8 +180,8 @@ def not_shown(found: Findings) -> list[str]:
     if external:
         lines.insert(
             1,
-            "It does not show why figures differ from those of the training cohort: slides, patients and the share of "
-            "each class may all differ. Nor does it show how the models would do if they were tuned to this cohort.",
+            "It does not show why figures differ from those of the training cohort: slides, patients and how common "
+            "each outcome is may all differ. Nor does it show how models would do that were tuned to this cohort.",
         )
     if len(found.flow.sites) > 1 and any(fold.sites_train_test for fold in found.audit.folds):
         lines.insert(1, "Sites stand on both sides of the folds, so part of the figure may be site, not disease.")

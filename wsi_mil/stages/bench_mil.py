@@ -53,7 +53,7 @@ def bench_mil(
         methods: names such as [mean_pool, abmil+aem], or mappings with name, label, params, train ...
         train: how models are trained; selection must be none, a fixed number of epochs
         choose: epochs lets a quarter of each training part choose the number of epochs, at most train.epochs; then the
-            whole part is trained on for so long
+            whole part is trained on, on the same schedule, and stopped after so many
         repeats: how many of the stored repeats are run; all when not given
         workers: processes, each with one thread
     """
@@ -124,7 +124,10 @@ def as_markdown(table: pd.DataFrame, *, train: TrainSpec, choose: Choose = "none
     """The table, and how it is to be read."""
     epochs = "fixed beforehand"
     if choose == "epochs":
-        epochs = "at most, their number chosen by a quarter of each training part before all of it is trained on"
+        epochs = (
+            "at most, their number chosen by a quarter of each training part before all of it is trained on for so "
+            "long, on the schedule of all epochs"
+        )
     lines = [
         "| data | method | folds | accuracy | AUC | published accuracy | z |",
         "|---|---|---|---|---|---|---|",

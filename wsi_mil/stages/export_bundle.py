@@ -28,7 +28,7 @@ from wsi_mil.progress import progress
 from wsi_mil.run_reading import read_json
 from wsi_mil.runs import FoldKey, RunDir, Selection
 from wsi_mil.store import BagHeader, BagStore
-from wsi_mil.targets import ClassTarget, OrdinalTarget
+from wsi_mil.targets import ClassTarget
 from wsi_mil.tasks import Task
 
 _ENSEMBLE = "ensemble"
@@ -260,7 +260,7 @@ def _rule(selections: Sequence[Selection], task: Task) -> str:
             said.append(
                 f"{target.classes[-1]} is called from a probability of {cut.value:.4g} up: {of} ({cut.source})."
             )
-        elif isinstance(target, ClassTarget | OrdinalTarget):
+        elif isinstance(target, ClassTarget):
             said.append(f"The class of {target.name} with the largest probability is called.")
         else:
             said.append(f"Of {target.name} (of kind {target.kind}) no decision is made.")

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from wsi_mil.interop import read_foreign
+from wsi_mil.errors import StoreError
+from wsi_mil.interop import Imported, read_foreign
 from wsi_mil.outcomes import Failure, Summary
 from wsi_mil.progress import progress
 from wsi_mil.runs import write_frame
@@ -12,7 +13,8 @@ from wsi_mil.store import BagStore, write_bag
 def import_bags(source: Path, *, out: Path) -> Summary:
     """Bring bags of another form into a study: bags, labels.csv and, where there are any, folds.csv.
 
-    Bags that are there already are kept, so the same command goes on after an interruption.
+    Bags that are there already are kept, so the same command goes on after an interruption. A folder that holds bags
+    of the same names from another source is refused.
 
     Args:
         source: file to read, such as a classic MIL set (npz)
@@ -21,13 +23,13 @@ def import_bags(source: Path, *, out: Path) -> Summary:
     found = read_foreign(source)
     bags = out / "bags"
     store = BagStore(bags) if bags.is_dir() else None
-    there = set(store.ids()) if store else set()
+    there = _those_there(found, store) if store else set()
     done, reused, failures = [], [], []
     with progress("importing", len(found.table)) as bar:
         for bag in found.bags():
             name = bag.header.slide_id
             bar.advance(1, name)
-            if store and name in there and store.header(name).params_digest == bag.header.params_digest:
+            if name in there:
                 reused.append(name)
                 continue
             try:
@@ -49,3 +51,16 @@ def import_bags(source: Path, *, out: Path) -> Summary:
         failures=tuple(failures),
         notes=(*(f"Not known: {text}." for text in found.unknown), f"Next: {following}"),
     )
+
+
+def _those_there(found: Imported, store: BagStore) -> set[str]:
+    """The bags that were imported before. Raises StoreError, before anything is written, where one is another's."""
+    there = set(store.ids())
+    for bag in found.bags():
+        name = bag.header.slide_id
+        if name in there and store.header(name).params_digest != bag.header.params_digest:
+            raise StoreError(
+                f"{store.path(name)} is there already and comes from another source or another version of it. Give "
+                f"another --out, or remove that folder yourself."
+            )
+    return there

@@ -100,13 +100,14 @@ def predict(
     scored = _score_all(target, source, study, device=train.torch_device())
     failures += scored.failures
     _write(target, source, study, scored, ground)
+    shifted = _write_shift(target, source.bundle.training, scored.measured) if source.bundle and scored.measured else []
     pictures = _draw(target, study, scored, ground) if heatmaps and ground is not None else []
     return Summary(
         stage="predict",
         out=out,
         done=scored.done,
         failures=(*failures, *pictures),
-        notes=tuple(_notes(target, source, people, study, scored, root)),
+        notes=(*_notes(target, source, people, study, scored, root), *shifted),
     )
 
 
@@ -242,12 +243,18 @@ def _write(target: RunDir, source: Source, study: Study, scored: _Scored, slides
     for ensemble in source.ensembles:
         write_frame(target.validation_path(ensemble.label, _KEY), rows.iloc[:0])
         target.write_selection(ensemble.label, _KEY, ensemble.selection)
-    if source.bundle is not None and scored.measured:
-        found = domain_shift.compare(source.bundle.training, scored.measured)
-        write_frame(target.domain_shift_path, found)
-        write_bytes(target.domain_shift_path.with_suffix(".png"), domain_shift.draw(source.bundle.training, found))
-        said = domain_shift.sentences(source.bundle.training, found)
-        write_text(target.domain_shift_path.with_suffix(".txt"), "".join(f"{line}\n" for line in said))
+
+
+def _write_shift(target: RunDir, training: domain_shift.Training, measured: Sequence[Measured]) -> list[str]:
+    """How far the slides lie from the training slides: table, picture and words. Returns what the user should know."""
+    found = domain_shift.compare(training, measured)
+    said = domain_shift.sentences(training, found)
+    write_frame(target.domain_shift_path, found)
+    write_bytes(target.domain_shift_path.with_suffix(".png"), domain_shift.draw(training, found))
+    write_text(target.domain_shift_path.with_suffix(".txt"), "".join(f"{line}\n" for line in said))
+    unusual = int((found["unusual"] != "").sum())
+    first = f"{unusual} of {len(found)} slides are unlike the training slides: see {target.domain_shift_path}."
+    return [first, *said]
 
 
 def _draw(target: RunDir, study: Study, scored: _Scored, slides: Path) -> list[Failure]:
@@ -286,14 +293,4 @@ def _notes(
         )
     if people.task.level != source.config["task"]["level"]:
         notes.append("The models were trained on patients; here each slide is scored as a patient with one slide.")
-    if source.bundle is None:
-        return notes
-    notes += differences(source.bundle, study.headers)
-    if scored.measured:
-        found = domain_shift.compare(source.bundle.training, scored.measured)
-        unusual = int((found["unusual"] != "").sum())
-        notes.append(
-            f"{unusual} of {len(found)} slides are unlike the training slides: see {target.domain_shift_path}."
-        )
-        notes += domain_shift.sentences(source.bundle.training, found)
-    return notes
+    return notes if source.bundle is None else [*notes, *differences(source.bundle, study.headers)]

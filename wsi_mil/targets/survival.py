@@ -2,7 +2,8 @@
 
 Discrete time: the training part's event times are cut at their quantiles; the last cut is its largest time. Output j is
 the logit of the hazard of interval (c_(j-1), c_j]. The likelihood is that of Gensheimer and Narasimhan 2019 (PeerJ,
-eq. 2): who is censored counts as having survived the intervals of which at least half was seen.
+eq. 2): who is censored counts as having survived the intervals of which at least half was seen. `survival_j` is the
+predicted survival at `cut_j`; between them it is read on a straight line (1 at time 0), after the last cut it stays.
 Cox: one output, the log hazard ratio; Breslow's form for ties. A step must hold a risk set, so small ones are refused.
 """
 
@@ -18,14 +19,15 @@ from torch.nn import functional as F
 from wsi_mil.bags import full_precision
 from wsi_mil.errors import CohortError
 from wsi_mil.models._base import Criterion
+from wsi_mil.statistics.censoring import survival_at
 from wsi_mil.statistics.survival_concordance import survival_concordance
 from wsi_mil.strata import strata_of_survival
+from wsi_mil.tables import EVENT_CELLS
 from wsi_mil.targets._base import MIN_PATIENTS, Answers, Cells, Target, Values, labelled, number_in
 
 N_INTERVALS = 4
 MIN_RISK_SET = 8
 """Bags in a step, at least, for Cox's partial likelihood."""
-_SEEN = {"1": 1.0, "0": 0.0, "true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "1.0": 1.0, "0.0": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +58,10 @@ class _TimeTarget(Target):
         value = number_in(time, self.name)
         if value <= 0:
             raise CohortError(f"column {self.name!r}: a time of {time} is not after the start; it must be above 0.")
-        if event.strip().lower() not in _SEEN:
+        seen = EVENT_CELLS.get(event.strip().lower())
+        if seen is None:
             raise CohortError(f"column {self.event!r}: {event!r} is neither 1 (the event was seen) nor 0 (censored).")
-        return (value, _SEEN[event.strip().lower()])
+        return (value, float(seen))
 
     def decode(self, values: Sequence[float]) -> dict[str, object]:
         """Time and event."""
@@ -113,10 +116,14 @@ class SurvivalTarget(_TimeTarget):
         return DiscreteHazards(self.cuts)
 
     def answers(self, logits: Tensor) -> Answers:
-        """Minus the mean survival time up to the last cut (`risk`), survival just after each cut, and the cuts."""
+        """`risk`, survival at each cut, and the cuts.
+
+        risk: minus the mean share of the time up to the last cut that is survived, from -1 to 0. A share, since the
+        last cut is the largest time of a training part, and risks of models with other ones are averaged.
+        """
         survival = F.logsigmoid(-logits.double()).cumsum(dim=1).exp().numpy()
         before = np.concatenate([np.ones((len(survival), 1)), survival[:, :-1]], axis=1)
-        widths = np.diff([0.0, *self.cuts])
+        widths = np.diff([0.0, *self.cuts]) / self.cuts[-1]
         risk = -((before + survival) / 2 * widths).sum(axis=1)
         cuts = np.broadcast_to(self.cuts, survival.shape)
         columns = [risk, *survival.T, *cuts.T]
@@ -131,9 +138,10 @@ class SurvivalTarget(_TimeTarget):
         """Mean risk, and the mean of the survival curves read at the cuts of the first model."""
         names = [name for name in each[0] if name.startswith("survival")]
         cuts = [name for name in each[0] if name.startswith("cut")]
+        curves = [(_columns(one, cuts)[0], _columns(one, names)) for one in each]
         told = {"risk": np.mean([one["risk"] for one in each], axis=0)}
-        for name, cut in zip(names, cuts, strict=True):
-            told[name] = np.mean([_survival_at(one, names, cuts, each[0][cut]) for one in each], axis=0)
+        for name, at in zip(names, curves[0][0].tolist(), strict=True):
+            told[name] = np.mean([survival_at(ends, curve, at=at) for ends, curve in curves], axis=0)
         return told | {cut: each[0][cut] for cut in cuts}
 
     def output_names(self, n_outputs: int) -> tuple[str, ...]:
@@ -211,9 +219,6 @@ def _rising(cuts: Sequence[float]) -> list[float]:
     return found
 
 
-def _survival_at(answers: Answers, names: Sequence[str], cuts: Sequence[str], times: np.ndarray) -> np.ndarray:
-    """(n,) survival of each row at its own time: straight between the cuts, level after the last."""
-    curves = np.stack([answers[name] for name in names], axis=1)
-    ends = np.stack([answers[name] for name in cuts], axis=1)
-    rows = zip(times, ends, curves, strict=True)
-    return np.array([np.interp(t, [0.0, *x], [1.0, *y]) for t, x, y in rows])
+def _columns(answers: Answers, names: Sequence[str]) -> np.ndarray:
+    """(n, columns)"""
+    return np.stack([answers[name] for name in names], axis=1)

@@ -125,6 +125,10 @@ def _rewrite_cohort(run, wish, patients, truth) -> None:
     cohort["target"] = cells(first["name"])
     for one in others:
         cohort[f"value:{one['name']}"] = cells(one["name"])
+    for one in wish.targets:
+        if one["kind"] == "survival":
+            seen = {p: truth[one["name"]][place] for p, place in places.items()}
+            cohort[f"value:{one['event']}"] = [str(int(seen[p][1])) if seen.get(p) else "" for p in cohort["patient"]]
     write_frame(run.cohort_path, cohort)
 
 

@@ -6,10 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from wsi_mil.errors import RunError
 from wsi_mil.report.kinds.records import patient_answers, seed_mean_answers
 from wsi_mil.report.kinds.survival import evaluate_survival
-from wsi_mil.report.kinds.survival_times import brier_figures, followed_patients
-from wsi_mil.runs import write_frame
+from wsi_mil.report.kinds.survival_times import brier_figures, followed_patients, times_in_table
+from wsi_mil.runs import FoldKey, write_frame
 from wsi_mil.statistics.survival import censoring_curve, kaplan_meier
 
 kinds = sys.modules["fabricated_kinds"]
@@ -31,7 +32,8 @@ def _study(answered, *, n=40, n_folds=4, shift=0.0, seed=2, validation=()):
     risks = -np.log(times) + generator.normal(size=n)
     rows = [(f"p{i:02d}", 0, i % n_folds, 0, times[i], risks[i] + shift * (i % n_folds), events[i]) for i in range(n)]
     method = answered(rows, validation)
-    return method, followed_patients([method.test], _folds([row[0] for row in rows], n_folds))
+    table = {row[0]: (row[4], bool(row[6])) for row in rows}
+    return method, followed_patients([method.test], _folds([row[0] for row in rows], n_folds), table)
 
 
 def test_a_shift_of_a_fold_model_moves_the_pooled_c_index_alone_and_is_flagged(answered):
@@ -103,6 +105,80 @@ def test_curves_of_a_fold_come_from_its_training_patients_alone(answered):
         np.testing.assert_array_equal(curve.times, expected.times)
 
 
+@pytest.fixture
+def one_split(make_kinds):
+    """one_split(targets) -> a run whose 30 training patients are never tested; fold 0 alone is left."""
+
+    def make(*targets, **wishes):
+        run = make_kinds(targets=targets, patients=60, n_folds=2, validation=0, signal=(("one", 2.0),), **wishes)
+        folds, rows = run.folds(), run.predictions()
+        write_frame(run.folds_path, folds[folds["fold"].astype(int) == 0])
+        write_frame(run.predictions_path, rows[rows["fold"] == 0])
+        return run
+
+    return make
+
+
+def test_training_patients_need_not_be_tested_to_tell_who_is_followed_until_when(one_split, found_of):
+    run = one_split(kinds.DISCRETE)
+    ((_, part),) = found_of(run).targets
+    folds, cohort = run.folds(), run.cohort()
+    trained = cohort[cohort["patient"].isin(folds["patient"][folds["part"] == "train"])]
+    assert len(trained) == 30
+    assert not set(trained["patient"]) & set(part.methods[0].patients.ids)
+    expected = kaplan_meier(trained["target"].astype(float).to_numpy(), trained["value:died"].to_numpy() == "1")
+    np.testing.assert_array_equal(part.followed.events[FoldKey(0, 0, 0)].survival, expected.survival)
+    (method,) = part.methods
+    assert all(np.isfinite(one.figure.value) for one in method.times)
+    assert method.brier.figure.value < method.brier.null
+
+
+def test_an_event_that_is_itself_predicted_is_read_where_its_label_stands(one_split, found_of):
+    died = {"name": "died", "kind": "binary", "classes": ["no", "yes"]}
+    events = [place % 3 > 0 for place in range(60)]
+    times = [float(10 + place) for place in range(60)]
+    truth = {
+        "died": ["yes" if event else "no" for event in events],
+        "months": list(zip(times, events, strict=True)),
+    }
+    run = one_split(died, kinds.DISCRETE, truth=truth)
+    write_frame(run.cohort_path, run.cohort().drop(columns="value:died"))
+    (_, (_, part)) = found_of(run).targets
+    folds = run.folds()
+    own = [int(patient[1:]) for patient in folds["patient"][folds["part"] == "train"]]
+    expected = kaplan_meier(np.array(times)[own], np.array(events)[own])
+    np.testing.assert_array_equal(part.followed.events[FoldKey(0, 0, 0)].survival, expected.survival)
+
+
+def test_the_table_gives_a_patient_one_time_from_slides_that_are_used():
+    rows = [
+        ("a", "", "", "used"),
+        ("a", "3.5", "Yes", "used"),
+        ("a", "9", "0", "used"),
+        ("b", "2", "1", "slide file missing"),
+        ("c", "4", "0.0", "used"),
+        ("d", "4", "", "used"),
+    ]
+    cohort = pd.DataFrame(rows, columns=["patient", "target", "value:died", "status"])
+    words = {"time": "target", "event": "value:died", "source": "run/cohort.csv"}
+    assert times_in_table(cohort, **words) == {"a": (3.5, True), "c": (4.0, False)}
+    with pytest.raises(RunError, match=r"cohort.csv: c has no time or event in '4', 'perhaps'"):
+        times_in_table(cohort.replace("0.0", "perhaps"), **words)
+
+
+def test_without_a_training_patient_nothing_is_said_and_why(answered):
+    method, _ = _study(answered)
+    figures = evaluate_survival(method, followed_patients([method.test], _folds(method.test.patients, 4), {}))
+    assert np.isnan(figures.times[0].figure.value)
+    assert "repeat 0 fold 3: the time of none of the training patients is known" in figures.times[0].reason
+
+
+def test_where_those_tested_are_followed_too_short_the_reason_names_them_and_no_fold(answered):
+    method = answered([("a", 0, 0, 0, 2.0, 0.5, True), ("b", 0, 0, 0, 2.0, 0.1, False)])
+    followed = followed_patients([method.test], _folds("ab", 1))
+    assert evaluate_survival(method, followed).times[0].reason == "none of these patients was followed beyond 2"
+
+
 def test_figures_stand_at_the_quartiles_of_the_times_of_the_events(answered):
     method, followed = _study(answered)
     had = method.test.truth[method.test.events]
@@ -112,18 +188,21 @@ def test_figures_stand_at_the_quartiles_of_the_times_of_the_events(answered):
     assert all(0.5 < one.figure.value <= 1 for one in figures.times)
 
 
-def test_who_tells_everyone_the_curve_of_the_training_patients_scores_exactly_the_null(answered):
-    method, followed = _study(answered)
+def _telling(method, curves, cuts):
+    """The rows of a method that reads off the curve of each fold at these cuts, and says the same to everyone."""
     rows = seed_mean_answers(patient_answers(method.test)[0])
-    width = max(len(curve.times) for curve in followed.events.values())
-    survival, cuts = np.full((len(rows), width), np.nan), np.full((len(rows), width), np.nan)
-    for place, key in enumerate(rows.keys):
-        curve = followed.events[key]
-        survival[place, : len(curve.times)], cuts[place, : len(curve.times)] = curve.survival, curve.times
-    told = rows.__class__(**{**rows.__dict__, "survival": survival, "cuts": cuts})
-    ids = tuple(sorted(set(rows.patients)))
-    found = brier_figures(told, ids, np.ones((3, len(ids))), followed)
-    assert found.figure.value == pytest.approx(found.null)
+    survival = np.stack([curves[key].at(np.array(cuts)) for key in rows.keys])
+    return rows.__class__(**{**rows.__dict__, "survival": survival, "cuts": np.tile(cuts, (len(rows), 1))})
+
+
+def test_who_tells_everyone_the_curve_of_the_training_patients_at_four_cuts_scores_about_the_null(answered):
+    method, followed = _study(answered, n=200)
+    ids = tuple(sorted(set(method.test.patients)))
+    last = min(curve.last for curve in followed.events.values())
+    found = brier_figures(
+        _telling(method, followed.events, (*followed.times, last)), ids, np.ones((3, len(ids))), followed
+    )
+    assert found.figure.value == pytest.approx(found.null, abs=0.003)
     assert found.end == followed.times[-1]
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from wsi_mil.errors import CohortError
+from wsi_mil.statistics.censoring import survival_at
 from wsi_mil.targets import CoxTarget, SurvivalTarget
 from wsi_mil.targets.survival import CoxPartialLikelihood, DiscreteHazards
 
@@ -41,7 +42,7 @@ def test_the_survival_curve_and_the_risk_follow_from_the_hazards():
     survival = [float(told[f"survival_{i}"][0]) for i in (1, 2, 3, 4)]
     assert survival == pytest.approx([0.5, 0.25, 0.125, 0.0625])
     mean_time = 1 * 0.75 + 1 * 0.375 + 2 * 0.1875 + 4 * 0.09375
-    assert float(told["risk"][0]) == pytest.approx(-mean_time)
+    assert float(told["risk"][0]) == pytest.approx(-mean_time / 8)
     assert list(told) == target().answer_columns()
 
 
@@ -103,6 +104,27 @@ def test_several_models_are_combined_on_the_first_ones_cuts():
     # the second model's curve goes from 1 to a half at 2, to a quarter at 4
     assert float(told["survival_1"][0]) == pytest.approx((0.5 + 0.75) / 2)
     assert float(told["survival_4"][0]) == pytest.approx((0.0625 + 0.25) / 2)
+
+
+def test_a_longer_follow_up_of_a_training_part_gives_its_model_no_louder_voice():
+    """Three patients, two models that say the contrary with the same strength, in other units of time: nobody wins."""
+    logits = torch.tensor([[2.0] * 4, [0.0] * 4, [-2.0] * 4])
+    short = target((1.0, 2.0, 3.0, 4.0)).answers(logits)
+    long = target((10.0, 20.0, 30.0, 40.0)).answers(logits)
+    np.testing.assert_allclose(short["risk"], long["risk"])
+    assert (np.abs(short["risk"]) < 1).all()
+    told = target().combined([short, target((10.0, 20.0, 30.0, 40.0)).answers(logits.flip(0))])
+    assert told["risk"][0] == pytest.approx(told["risk"][2])
+
+
+def test_ensembles_read_a_curve_as_the_report_does():
+    first, second = (target(cuts).answers(torch.zeros(2, 4)) for cuts in ((1.0, 3.0, 5.0, 7.0), (2.0, 4.0, 6.0, 8.0)))
+    told = target().combined([first, second])
+    cuts, curves = (np.stack([second[f"{name}_{i}"] for i in (1, 2, 3, 4)], axis=1) for name in ("cut", "survival"))
+    for i, at in enumerate((1.0, 3.0, 5.0, 7.0), start=1):
+        read = survival_at(cuts[0], curves, at=at)
+        np.testing.assert_allclose(told[f"survival_{i}"], (first[f"survival_{i}"] + read) / 2)
+    assert survival_at(cuts[0], curves, at=3.0).tolist() == [0.375, 0.375]
 
 
 def test_higher_risk_means_an_earlier_event():

@@ -112,8 +112,8 @@ def _parts(part: ClassFindings, names: Names, templates: jinja2.Environment) -> 
         for name, section in SECTIONS.items()
     ]
     if part.ordinal:
-        order = {"steps": _steps_table(part), "splits": _splits_table(part)}
-        order["one_group"] = design_of(part.found.study).one_group
+        one_group = design_of(part.found.study).one_group
+        order = {"steps": _steps_table(part), "splits": _splits_table(part), "one_group": one_group}
         html = Markup(templates.get_template("kinds/order.html").render(order))
         parts.insert(1, Part(anchor="order", title="In the order of the classes", html=html))
     return tuple(parts)

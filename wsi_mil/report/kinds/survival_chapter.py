@@ -27,10 +27,11 @@ from wsi_mil.report.kinds.chapters import (
 )
 from wsi_mil.report.kinds.charts import Bar, dots_chart, groups_chart, interval_chart
 from wsi_mil.report.kinds.pairs import compare_methods
+from wsi_mil.report.kinds.reading import targets_of
 from wsi_mil.report.kinds.records import Answers, TargetStudy
 from wsi_mil.report.kinds.survival import SurvivalFigures, evaluate_survival, within_folds
 from wsi_mil.report.kinds.survival_tables import survival_metrics, survival_tables
-from wsi_mil.report.kinds.survival_times import Followed, followed_patients
+from wsi_mil.report.kinds.survival_times import Followed, followed_patients, times_in_table
 from wsi_mil.report.kinds.survival_wording import (
     brier_words,
     groups_words,
@@ -77,7 +78,7 @@ class SurvivalFindings:
 
 def find_survival(study: TargetStudy, everyone: Study, *, slides_root: Path | None) -> SurvivalFindings:
     """Compute all figures of a time to an event."""
-    followed = followed_patients([method.test for method in study.methods], study.folds)
+    followed = followed_patients([method.test for method in study.methods], study.folds, _times_of_everybody(study))
     methods, cases, failures = [], {}, []
     for method in study.methods:
         figures = evaluate_survival(method, followed)
@@ -94,6 +95,16 @@ def find_survival(study: TargetStudy, everyone: Study, *, slides_root: Path | No
         cases=cases,
         failures=tuple(failures),
     )
+
+
+def _times_of_everybody(study: TargetStudy) -> dict[str, tuple[float, bool]] | None:
+    """From the table, as training patients need not be tested; None where there is no training part."""
+    if study.external is not None:
+        return None
+    first = targets_of(study.config)[0].name
+    time, event = ("target" if name == first else f"value:{name}" for name in (study.target.name, study.target.event))
+    cohort = study.run.cohort("status", time, event)
+    return times_in_table(cohort, time=time, event=event, source=str(study.run.cohort_path))
 
 
 def _compare(first: Answers, second: Answers) -> PairedTest:
@@ -148,8 +159,8 @@ def _meaning(design: Design) -> str:
     counted = (
         "all pairs of patients."
         if design.one_group
-        else "pairs of patients of the same test fold, judged by the same model, since risks of different models have no "
-        "common scale."
+        else "pairs of patients of the same test fold, judged by the same model, since risks of different models have "
+        "no common scale."
     )
     return (
         "C-index: of two patients of whom it is known who had the event first, how often that one has the higher "

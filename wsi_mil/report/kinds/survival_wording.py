@@ -37,9 +37,9 @@ def survival_how(design: Design) -> tuple[str, ...]:
         f"C-index (Harrell): over pairs {pairs} of whom it is known who had the event first; equal risks count a half, "
         f"two events at the same time are no pair.{pooled} Interval and paired tests: jackknife of the pairs by "
         f"patient, on the logit scale for intervals; with few events the small-sample rule.",
-        f"AUC at a time: do patients with the event until then have higher risks than those seen longer? Those censored "
-        f"before are replaced through weights, the inverse of the share not yet censored {followed}. The times are the "
-        f"quartiles of the times of the events. Intervals: bootstrap over patients.",
+        f"AUC at a time: do patients with the event until then have higher risks than those seen longer? Those "
+        f"censored before are replaced through weights, the inverse of the share not yet censored {followed}. The "
+        f"times are the quartiles of the times of the events. Intervals: bootstrap over patients.",
         f"Brier score, averaged over the times until the last of these: squared distance of the predicted probability "
         f"of no event to what happened, with the same weights. Null: the Kaplan-Meier curve {null}.",
         f"Risk groups: above or below {split}",
