@@ -213,7 +213,10 @@ def _confinement_notes(confined: Iterable[Confined], association: Association) -
     sentences: list[str] = []
     for word, of_part in (("learnt from", "train"), ("tested", "test")):
         odd = Counter(one.name for one in confined if one.kind == "label" and of_part not in one.parts)
-        sentences += [f"  Label {name} cannot be {word} in {folds} folds." for name, folds in odd.most_common(_SHOWN)]
+        sentences += [
+            f"  Label {name} cannot be {word} in {folds} fold{'' if folds == 1 else 's'}."
+            for name, folds in odd.most_common(_SHOWN)
+        ]
     if association.corrected_v >= _STRONG_ASSOCIATION:
         sentences.append(
             f"  Site and label go together (Cramer's V {association.corrected_v:.2f} over {association.n} patients): "

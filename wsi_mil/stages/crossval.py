@@ -81,7 +81,7 @@ def crossval(
         headers=study.headers,
         store=study.store,
         folds=split,
-        classes_of=study.classes_of,
+        classes_of={patient: strata & study.essential for patient, strata in study.classes_of.items()},
     )
     refuse_leaks(audit.findings)
     loop = train_all(run, study, split, plans, workers=workers, search=search)
