@@ -124,7 +124,8 @@ def _check_baseline(method: MethodSpec, spec: TrainSpec, study: Study, plans: Se
     if name is None:
         return
     try:
-        label = _label_of(plans, name)
+        label = _label_of(plans, name, own=method.shown)
+        _check_start(method, next(one for one, _ in plans if one.shown == label), study)
     except ConfigError as error:
         raise ConfigError(f"method {method.shown}: {error}") from error
     seeds = next(other.seeds for one, other in plans if one.shown == label)
@@ -248,6 +249,19 @@ def threads_of(workers: int) -> int:
     return max(1, torch.get_num_threads() // workers)
 
 
+def _check_start(method: MethodSpec, baseline: MethodSpec, study: Study) -> None:
+    """Raise ConfigError unless a model of `method` can take over one of `baseline`."""
+    model, objective = build(method, in_dim=study.in_dim, task=study.task, seed=0)
+    other, first = build(baseline, in_dim=study.in_dim, task=study.task, seed=1)
+    if first.init_from is not None:
+        raise ConfigError(f"it starts from {baseline.shown}, which itself starts from another method.")
+    try:
+        objective.start_from(model, other)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise ConfigError(f"it cannot start from {baseline.shown}: {reason}") from error
+
+
 def _in_turn(jobs: Sequence[_Job], bar: Bar, workers: int) -> Iterator[tuple[_Job, str]]:
     """Those that start from another method's trained model come after all others."""
     first = [job for job in jobs if _baseline(job.method, job.study) is None]
@@ -260,9 +274,14 @@ def _baseline(method: MethodSpec, study: Study) -> str | None:
     return build(method, in_dim=study.in_dim, task=study.task, seed=0)[1].init_from
 
 
-def _label_of(plans: Sequence[Plan], name: str) -> str:
-    """Label of the run's method of this name without plug-ins. Raises ConfigError when there is none."""
-    found = [method.shown for method, _ in plans if method.name == name and not method.regularisers]
+def _label_of(plans: Sequence[Plan], name: str, *, own: str) -> str:
+    """Label of the run's method of this label, or of this name without plug-ins. Raises ConfigError without one.
+
+    own: label of the method that starts from it, which cannot be itself.
+    """
+    others = [method for method, _ in plans if method.shown != own]
+    found = [m.shown for m in others if m.shown == name]
+    found += [m.shown for m in others if m.name == name and not m.regularisers]
     if not found:
         raise ConfigError(f"it starts from a trained {name}, which is no method of this run. Add {name} to methods.")
     return found[0]
@@ -323,7 +342,7 @@ def _train_one(job: _Job, on_epoch: Callable[[str], None]) -> None:
     weights = task.class_weights(train.values) if study.balance == "weight" else None
     model, objective = build(method, in_dim=study.in_dim, task=task, seed=weights_seed(key.seed), class_weights=weights)
     if objective.init_from is not None and not run.resume_path(label, key).is_file():
-        baseline = run.checkpoint_path(_label_of(job.plans, objective.init_from), key)
+        baseline = run.checkpoint_path(_label_of(job.plans, objective.init_from, own=label), key)
         objective.start_from(model, load_model(baseline, torch.device("cpu"))[0])
     selection = fit(
         model,

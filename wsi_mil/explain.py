@@ -1,8 +1,8 @@
 """What a file or folder is, in words, and what is wrong with it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tiling.errors import UserError
 from tiling.slide import choose_mpp, read_header
@@ -164,8 +164,9 @@ def _explain_run(run: "RunDir") -> Explanation:
     path, config = run.path, run.config()
     lines = [f"{path.name}: a run of {config.get('kind', 'an unknown kind')}, version {config.get('version', '?')}"]
     task = config.get("task") or {}
-    classes = ", ".join(map(str, task.get("classes", [])))
-    lines.append(f"  task {task.get('target')} at level {task.get('level')}: {classes}")
+    lines.append(f"  {_told_task(task)}")
+    trials = (config.get("search") or {}).get("trials")
+    lines += [f"  {trials} trials of a search for settings in each training part"] if trials else []
     lines += [f"  {method}: {len(run.keys(method))} finished models" for method in run.methods()]
     found = []
     if not run.is_finished():
@@ -193,7 +194,7 @@ def _explain_bundle(path: Path) -> Explanation:
     lines = [
         f"{path.name}: a bundle of {len(facts['models'])} models of {facts['method']['label']}, version "
         f"{facts['version']}, whole. {facts['use']}",
-        f"  task {task['target']} at level {task['level']}: {', '.join(map(str, task['classes']))}",
+        f"  {_told_task(task)}",
         f"  {facts['decision']}",
         f"  takes {tiles}: tiles of {encoder['tile_px']} px at {encoder['mpp']:g} microns per pixel",
         f"  encoder {encoder['name']}, weights {encoder['weights_sha256'][:12]}, {encoder['precision']}",
@@ -202,6 +203,19 @@ def _explain_bundle(path: Path) -> Explanation:
         f"  read {card_path(path)}",
     ]
     return lines, []
+
+
+def _told_task(task: Mapping[str, Any]) -> str:
+    """What is predicted, at which level, and what its targets are."""
+    targets = [one for one in task.get("targets", []) if isinstance(one, dict)]
+    told = [
+        f"{one.get('name')} ({', '.join(map(str, one['classes']))})"
+        if one.get("classes")
+        else f"{one.get('name')} ({one.get('kind')}" + (f", event in {one['event']})" if one.get("event") else ")")
+        for one in targets
+    ]
+    known = "; ".join(told) or f"{task.get('target')}: {', '.join(map(str, task.get('classes', [])))}"
+    return f"task {known} at level {task.get('level')}"
 
 
 def _wrong(kind: str, path: Path, reason: str) -> Finding:

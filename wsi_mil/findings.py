@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from tiling.discovery import SlideSource
 from tiling.slide import SlideHeader, choose_mpp
 from wsi_mil.cohort import Cohort, Scan, alike_patients, labels_of_patients
-from wsi_mil.errors import CohortError, MissingPixelSize, SlideError
+from wsi_mil.errors import CohortError, MissingPixelSize, SlideError, UserError
 from wsi_mil.records import SlideRecord
 from wsi_mil.splits import make_folds
 from wsi_mil.tables import spelled_alike
@@ -16,6 +16,7 @@ from wsi_mil.tables import spelled_alike
 Headers = Mapping[str, SlideHeader | SlideError]
 """slide id -> what its file says, or why it cannot be read."""
 Level = Literal["slide", "patient"]
+Kind = Literal["classes", "ordinal", "regression", "survival"]
 LABEL_NAMES = frozenset({"label", "labels", "target", "class", "diagnosis", "y"})
 _UNSURE = frozenset({"unknown", "undetermined", "missing", "not available", "[not available]", "tbd", "-", "none"})
 _MOST_CLASSES = 10
@@ -104,6 +105,28 @@ def label_findings(
     except CohortError as error:
         findings.append(Finding(kind="folds impossible", item=f"column {column}", reason=str(error)))
     return findings
+
+
+def number_findings(records: Sequence[SlideRecord], wishes: Mapping[str, Any], *, n_folds: int) -> list[Finding]:
+    """What crossval would refuse about a number or a time. wishes: target, kind, event and level of a TaskSpec."""
+    import numpy as np
+
+    from wsi_mil.tasks import TaskSpec, resolve_task
+
+    where = f"column {wishes['target']}"
+    try:
+        task = resolve_task(TaskSpec(**wishes), records)
+    except UserError as error:
+        return [Finding(kind="labels", item=where, reason=str(error))]
+    strata: dict[str, set[str]] = {}
+    values = np.array([task.encode(record.values) for record in records], dtype=np.float64)
+    for record, found in zip(records, task.strata(values), strict=True):
+        strata.setdefault(record.patient, set()).update(found)
+    try:
+        make_folds({patient: found for patient, found in strata.items() if found}, n_folds=n_folds, essential=())
+    except CohortError as error:
+        return [Finding(kind="folds impossible", item=where, reason=str(error))]
+    return []
 
 
 def patient_findings(records: Sequence[SlideRecord]) -> list[Finding]:

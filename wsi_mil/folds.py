@@ -154,8 +154,12 @@ def folds_from_frame(frame: pd.DataFrame) -> list[Fold]:
             raise CohortError(f"folds, line {row}: part {part!r} is none of {', '.join(PARTS)}")
         try:
             key = (int(repeat), int(fold))
+            if min(key) < 0:
+                raise ValueError
         except ValueError:
-            raise CohortError(f"folds, line {row}: repeat {repeat!r} and fold {fold!r} must be whole numbers") from None
+            raise CohortError(
+                f"folds, line {row}: repeat {repeat!r} and fold {fold!r} must be whole numbers from 0 on"
+            ) from None
         parts.setdefault(key, {name: [] for name in PARTS})[part].append(str(patient))
     return [
         Fold(

@@ -118,7 +118,7 @@ def _of_method(label: str, metrics: Mapping[str, Any]) -> list[tuple[str, Any]]:
 def _figure_rows(name: str, one: Any) -> list[str]:
     """Every figure with an interval, however deep it lies; those at several times stand in a list."""
     if isinstance(one, list):
-        one = {f"{item['time']:g}": item for item in one if "time" in item}
+        one = {f"{item['time']:g}": item for item in one if isinstance(item, dict) and "time" in item}
     if not isinstance(one, dict):
         return []
     if {"value", "low", "high"} <= set(one):

@@ -41,6 +41,7 @@ from wsi_mil.training import FitFiles, fit, weights_seed
 
 _Part = tuple[BagDataset, BagDataset]
 _COLUMNS = ("trial", "settings", "loss", "problem")
+_FAULT = "fault:"
 _SPLIT, _SAMPLER = 7, 8
 
 
@@ -92,7 +93,7 @@ def search(
             loss, problem = judge.loss(*_with(method, spec, trial.params), on_model=told)
             rows.append({"trial": number, "settings": json.dumps(trial.params), "loss": loss, "problem": problem})
             write_frame(trials_path, pd.DataFrame(rows, columns=list(_COLUMNS)))
-        elif json.loads(rows[number]["settings"]) != trial.params:
+        elif rows[number]["settings"] != json.dumps(trial.params):
             raise RunError(f"{trials_path} is of another search. Remove it and give the same command again.")
         value = float(rows[number]["loss"])
         if math.isfinite(value):
@@ -112,24 +113,27 @@ def search(
 def check_space(
     method: MethodSpec, spec: TrainSpec, wished: SearchSpec, *, task: Task, in_dim: int, balance: Balance
 ) -> None:
-    """Raise ConfigError for settings that the method or its training cannot have, at either end of their ranges."""
+    """Raise ConfigError for choices, or ends of a range, that the method or its training cannot have."""
     if build(method, in_dim=in_dim, task=task, seed=0)[1].init_from is not None:
         raise ConfigError(
             f"method {method.shown}: it starts from another trained method, which a search does not train. Give its "
             f"settings, and search without it."
         )
-    for pick in ("first", "last"):
-        settings = {name: _end(bounds, pick) for name, bounds in wished.space.items()}
+    foreign = [n for n in wished.space if n.startswith("regularisers.") and n.split(".")[1] not in method.regularisers]
+    if foreign:
+        raise ConfigError(f"search.space: {', '.join(foreign)}: method {method.shown} has no such plug-in.")
+    values = {name: _values(bounds) for name, bounds in wished.space.items()}
+    for place in range(max(map(len, values.values()))):
+        settings = {name: found[place % len(found)] for name, found in values.items()}
         own_method, own_spec = _with(method, spec, settings)
         own_spec.check()
         check_training(task, bags_per_step=own_spec.bags_per_step, balance=balance)
         rehearse(own_method, in_dim=in_dim, task=task, bags_per_step=own_spec.bags_per_step)
 
 
-def _end(bounds: Any, pick: str) -> Any:
-    if isinstance(bounds, list):
-        return bounds[0] if pick == "first" else bounds[-1]
-    return as_number(bounds["low"] if pick == "first" else bounds["high"])
+def _values(bounds: Any) -> list[Any]:
+    """All choices, or both ends."""
+    return bounds if isinstance(bounds, list) else [as_number(bounds["low"]), as_number(bounds["high"])]
 
 
 def _distribution(bounds: Any) -> BaseDistribution:
@@ -198,7 +202,8 @@ class _Judge:
                 losses.append(self._loss(method, spec, train, judged))
                 on_model()
         except Exception as error:
-            return math.nan, str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            told = str(error) if isinstance(error, UserError) else f"{_FAULT} {type(error).__name__}: {error}"
+            return math.nan, told
         return math.fsum(losses) / len(losses), ""
 
     def _loss(self, method: MethodSpec, spec: TrainSpec, train: BagDataset, judged: BagDataset) -> float:
@@ -224,6 +229,9 @@ class _Judge:
 
 
 def _stored(path: Path) -> list[dict[str, Any]]:
+    """The trials of an earlier start, up to the first that a fault stopped (memory, a share): it is made again."""
     if not path.is_file():
         return []
-    return list(read_frame(path, _COLUMNS).to_dict("records"))
+    rows = [row | {"loss": row["loss"] or "nan"} for row in read_frame(path, _COLUMNS).to_dict("records")]
+    faults = (number for number, row in enumerate(rows) if row["problem"].startswith(_FAULT))
+    return rows[: next(faults, len(rows))]

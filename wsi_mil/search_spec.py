@@ -1,6 +1,7 @@
 """SearchSpec: which settings are searched inside each training part. Loads no optuna, so that a command parses fast."""
 
 import importlib.util
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,13 +53,17 @@ def check_range(name: str, wished: Any) -> None:
         return
     sound = isinstance(wished, Mapping) and {"low", "high"} <= set(wished) <= {"low", "high", "log"}
     numbers = [wished["low"], wished["high"]] if sound else []
-    if not sound or not all(isinstance(as_number(n), (int, float)) for n in numbers):
+    if not sound or not all(_is_finite(as_number(n)) for n in numbers):
         raise ConfigError(f"search.space: {name} is {wished!r}; give choices [a, b] or {{low: a, high: b, log: true}}.")
     low, high = map(as_number, numbers)
     if not low < high or (wished.get("log") and not low > 0):
         raise ConfigError(
             f"search.space: {name} goes from {low} to {high}; low must be below high, and above 0 for log."
         )
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def as_number(value: Any) -> Any:

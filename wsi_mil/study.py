@@ -148,11 +148,14 @@ def open_study(
 def _match(cohort: Cohort, store: BagStore, task: Task) -> tuple[dict[str, BagHeader], dict[str, str]]:
     columns = [column for target in task.targets for column in target.columns]
     headers, status, unlabelled = {}, {}, f"no label in column {', '.join(columns)}"
+    known = {record.patient for record in cohort.records if is_labelled(task, record.values)}
     for gone in cohort.excluded:
         without_bag = f"no bag: {gone.reason}" if _has_cells(task, gone.values) else unlabelled
         status[gone.item] = without_bag if gone.outcome == "missing" else gone.reason
     for record in cohort.records:
-        if not is_labelled(task, record.values):
+        # at level patient the label is the patient's, in whichever of the rows it stands
+        there = record.patient in known if task.level == "patient" else is_labelled(task, record.values)
+        if not there:
             status[record.slide_id] = unlabelled
             continue
         try:

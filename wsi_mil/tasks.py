@@ -2,7 +2,7 @@
 
 import difflib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
@@ -316,7 +316,7 @@ def _resolve(spec: TargetSpec, records: Sequence[LabelledSlide], labels: Mapping
         if record.slide_id in labels:
             by_patient[record.patient][record.slide_id] = labels[record.slide_id]
     if level == "patient":
-        _refuse_conflicts(spec, by_patient)
+        _refuse_conflicts(spec, by_patient, _meaning(spec))
         counts = Counter(next(iter(slides.values())) for slides in by_patient.values())
     else:
         counts = Counter(labels.values())
@@ -324,12 +324,25 @@ def _resolve(spec: TargetSpec, records: Sequence[LabelledSlide], labels: Mapping
         if spec.classes is not None:
             raise ConfigError(f"task: {spec.target!r} is of kind {spec.kind}, which has no classes. Leave them out.")
         return _number_target(spec)
+    if spec.kind == "ordinal" and spec.classes is None and not all(_is_number(label[0]) for label in counts):
+        raise ConfigError(
+            f"task: {spec.target!r} is ordinal and its classes are words, which have no order by themselves. Give them "
+            f"from low to high: task.classes."
+        )
     classes = _classes(spec, Counter({label[0]: n for label, n in counts.items()}), level)
     if spec.kind == "classes":
         return ClassTarget(name=spec.target, classes=classes)
     if len(classes) < 3:
         raise ConfigError(f"task: {spec.target!r} has two classes, which have no order to learn. Use kind classes.")
     return OrdinalTarget(name=spec.target, classes=classes)
+
+
+def _meaning(spec: TargetSpec) -> Callable[[Label], object]:
+    """What the cells of one label stand for: numbers where the kind has them, else the text."""
+    if spec.kind not in ("regression", "survival"):
+        return lambda label: label
+    target = _number_target(spec)
+    return lambda label: target.encode(dict(zip(target.columns, label, strict=True)))
 
 
 def _number_target(spec: TargetSpec) -> Target:
@@ -345,6 +358,10 @@ def _labels(spec: TargetSpec, records: Sequence[LabelledSlide]) -> dict[str, Lab
         raise ConfigError(
             f"task: {spec.target!r} is of kind {spec.kind}; task.event, the column that says whether the event was "
             f"seen, belongs to kind survival, which needs it."
+        )
+    if spec.event == spec.target or (spec.loss != "discrete" and spec.kind != "survival"):
+        raise ConfigError(
+            f"task: {spec.target!r}: task.event is another column, and task.loss is of kind survival only."
         )
     columns = [spec.target] if spec.event is None else [spec.target, spec.event]
     there = sorted({name for record in records for name in record.values})
@@ -382,9 +399,15 @@ def _level(spec: TaskSpec, patients: Mapping[str, Collection[str]]) -> Level:
     return "slide"
 
 
-def _refuse_conflicts(spec: TargetSpec, patients: Mapping[str, Mapping[str, Label]]) -> None:
-    conflicts = {p: Counter(", ".join(label) for label in slides.values()) for p, slides in sorted(patients.items())}
-    conflicts = {patient: counts for patient, counts in conflicts.items() if len(counts) > 1}
+def _refuse_conflicts(
+    spec: TargetSpec, patients: Mapping[str, Mapping[str, Label]], meaning: Callable[[Label], object]
+) -> None:
+    """meaning: what a label stands for, so that 10 and 10.0 are no conflict."""
+    conflicts = {
+        patient: Counter(", ".join(label) for label in slides.values())
+        for patient, slides in sorted(patients.items())
+        if len({meaning(label) for label in slides.values()}) > 1
+    }
     if not conflicts:
         return
     shown = [f"{patient} ({_spell(counts, 'slide')})" for patient, counts in list(conflicts.items())[:5]]
@@ -423,6 +446,10 @@ def _classes(spec: TargetSpec, counts: Counter[str], level: Level) -> tuple[str,
     if len(classes) < 2:
         raise CohortError(f"{told}: one class only. A study needs at least two.")
     return classes
+
+
+def _is_number(label: str) -> bool:
+    return _natural(label)[0] == 0
 
 
 def _natural(label: str) -> tuple[int, float, str]:

@@ -99,7 +99,10 @@ def test_forced_dropout_is_the_drawn_one(batch_of):
     model = find_model("transmil")(in_dim=6, n_outputs=2, hidden=16, dropout=0.3).train()
     batch, generator = batch_of(torch.randn(5, 6), torch.randn(1, 6)), torch.Generator().manual_seed(3)
     drawn = model(batch, generator=torch.Generator().manual_seed(3))
-    masks = [torch.stack([torch.rand(t, 16, generator=generator) < 0.3 for _ in range(2)]) for t in (10, 2)]
+    masks = [
+        torch.stack([(torch.rand(drawn_rows, 16, generator=generator) < 0.3).expand(t, 16) for drawn_rows in (t, 1)])
+        for t in (10, 2)
+    ]  # the second layer answers for the class token alone
     forced = model.eval()(batch, forced_mask=torch.cat(masks, dim=1))
     torch.testing.assert_close(forced.logits, drawn.logits)
     assert not torch.equal(model(batch).logits, drawn.logits)

@@ -59,7 +59,7 @@ def test_the_same_slide_under_two_patients_is_found(make_run):
 def test_a_patient_tested_twice_is_noticed(make_run):
     run = make_run(patients=20, scores=False)
     folds = pd.read_csv(run.folds_path, dtype=str)
-    folds.loc[(folds["fold"] == "1") & (folds["patient"] == "P000"), "part"] = "test"
+    folds.loc[(folds["fold"] == "1") & (folds["patient"] == "P019"), "part"] = "test"
     folds.to_csv(run.folds_path, index=False)
     found = _audit(run)
     assert not found.tested_once

@@ -35,7 +35,7 @@ def make_external(make_run):
         write_frame(run.validation_path("acmil", KEY), rows.iloc[:0])
         cohort = pd.read_csv(run.cohort_path, dtype=str, keep_default_na=False)
         silent = cohort["slide"].isin(list(unlabelled)) | cohort["patient"].isin(list(unlabelled))
-        write_frame(run.cohort_path, cohort.assign(target=cohort["target"].mask(silent, "")))
+        write_frame(run.cohort_path, cohort.assign(target=cohort["target"].mask(silent, "no such class")))
         told = "each of 5 models by validation loss"
         cuts = {"diagnosis": {"value": 0.4, "source": SOURCE}}
         means = {"diagnosis": {"kind": "none", "reason": "mean over the models of: none; temperature"}}

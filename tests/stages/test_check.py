@@ -238,7 +238,7 @@ def test_bags_of_two_encoders_in_one_folder_are_found(tmp_path, make_study):
 RUN = """
 kind: crossval
 version: 0.1.0
-task: {target: label, level: slide, kind: binary, classes: [x, y], positive: y, targets: []}
+task: {target: label, level: slide, kind: binary, classes: [x, y], positive: y, targets: [{kind: binary, name: label, classes: [x, y]}]}
 methods: [{label: abmil, name: abmil}]
 """
 
@@ -253,7 +253,7 @@ def test_a_run_is_explained_and_an_unfinished_one_is_found(tmp_path):
     (tmp_path / "config.yaml").write_text(RUN)
     unfinished = check(tmp_path)
     assert kinds(unfinished) == [("unfinished", tmp_path.name)]
-    assert "task label at level slide: x, y" in notes(unfinished)
+    assert "task label (x, y) at level slide" in notes(unfinished)
     row = "abmil,label,0,0,0,slide,p,s,x,0.1,0.5,0.5"
     header = "method,target_name,repeat,fold,seed,level,patient,slide,target,logit_y,prob_x,prob_y"
     (tmp_path / "predictions.csv").write_text(f"{header}\n{row}\n")

@@ -396,7 +396,7 @@ NUMBERS = {
 }
 
 
-FIGURES = {"regression": "r2", "survival": "c_index", "ordinal": "kappa_quadratic", "binary": "auc"}
+FIGURES = {"regression": "r2", "survival": "c_index", "ordinal": "auc", "binary": "auc"}
 
 
 @pytest.mark.parametrize("kind", NUMBERS)

@@ -185,3 +185,28 @@ def test_a_model_of_numbers_can_be_trained_on_everybody(planted, tmp_path):
     task = TaskSpec(target="months", kind="survival", event="dead")
     summary = train(planted[0], bags=planted[1], out=tmp_path / "run", task=task, methods=["mean_pool"], train=TRAIN)
     assert summary.exit_code == 0
+
+
+def test_at_level_patient_every_slide_of_a_labelled_patient_takes_part(make_study, tmp_path):
+    table, bags = make_study(tmp_path, patients=8, slides_per_patient=2)
+    frame = pd.read_csv(table, dtype=str)
+    frame.loc[frame["slide"].str.endswith("_1"), "label"] = ""
+    frame.to_csv(table, index=False)
+    short = TrainSpec(epochs=1, selection="none", device="cpu")
+    folds, task = FoldSpec(n_folds=2), TaskSpec(target="label", level="patient")
+    crossval(table, bags=bags, out=tmp_path / "run", task=task, methods=["abmil"], folds=folds, train=short)
+    run = RunDir(tmp_path / "run")
+    assert set(run.cohort()["status"]) == {"used"}
+    assert run.score_keys("abmil", "s00_1")
+
+
+def test_what_can_never_be_learnt_is_found_by_check(planted, tmp_path):
+    from wsi_mil.stages.check import check
+
+    frame = planted[2].drop(columns="z").astype(str)
+    frame.loc[3, "months"] = "12,5"
+    frame.to_csv(tmp_path / "labels.csv", index=False)
+    found = check(tmp_path / "labels.csv", target="months", kind="survival", event="dead")
+    assert any("'12,5' is no number" in failure.reason for failure in found.failures)
+    sound = check(planted[0], target="months", kind="survival", event="dead", out=tmp_path)
+    assert not [failure for failure in sound.failures if "months" in failure.item]

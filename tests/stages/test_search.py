@@ -150,3 +150,38 @@ def test_a_trial_that_breaks_is_recorded_and_the_others_decide(planted, tmp_path
     found, trials = run.selection("mean_pool", key).search, pd.read_csv(run.trials_path("mean_pool", key))
     assert found["chosen"] == {"train.lr": 1e-3}
     assert 0 < found["failed"] == trials["problem"].str.contains("out of memory").sum()
+
+
+def test_a_search_with_a_failed_trial_goes_on_and_a_fault_is_tried_again(run, planted, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(run.path, out)
+    again = RunDir(out)
+    key = again.keys("mean_pool")[0]
+    path = again.trials_path("mean_pool", key)
+    whole = path.read_bytes()
+    rows = pd.read_csv(path, dtype=str)
+    rows.loc[1, ["loss", "problem"]] = ["", "fault: OSError: the share is gone"]
+    rows.to_csv(path, index=False)
+    again.selection_path("mean_pool", key).unlink()
+    search_run(*planted[:2], out)
+    assert path.read_bytes() == whole
+    rows.loc[1, "problem"] = "the loss is not finite any more"
+    rows.iloc[:2].to_csv(path, index=False)
+    again.selection_path("mean_pool", key).unlink()
+    search_run(*planted[:2], out)
+    assert again.selection("mean_pool", key).search["failed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("space", "says"),
+    [
+        ({"params.hidden": [8, "big", 16]}, "hidden is 'big'"),
+        ({"train.epochs": [3, -1, 2]}, "epochs is -1"),
+        ({"train.lr": {"low": 1e-3, "high": float("inf")}}, "give choices"),
+        ({"regularisers.aem.weight": [0.1, 0.2]}, "has no such plug-in"),
+    ],
+)
+def test_every_choice_is_looked_at_before_the_folder_is_taken(planted, tmp_path, space, says):
+    with pytest.raises(ConfigError, match=says):
+        search_run(*planted[:2], tmp_path / "run", methods=["abmil"], search=SearchSpec(trials=2, space=space))
+    assert not (tmp_path / "run").exists()

@@ -148,8 +148,8 @@ def test_the_integrated_score_is_the_area_below_the_score():
 
 
 def test_the_integrated_score_by_hand_and_its_bounds():
-    """One patient, event at 2, predicted 1 - t / 4 until 2, then a half: until 2 the integral of t^2 / 16 is 1 / 6, from
-    2 to 4 that of a quarter is a half."""
+    """One patient, event at 2, predicted 1 - t / 4 until 2, then a half: until 2 the integral of t^2 / 16 is 1 / 6,
+    from 2 to 4 that of a quarter is a half."""
     training = censoring_curve(np.array([4.0]), np.array([True]))
     words = {**_line(np.array([2.0]), np.array([[0.5]])), "censoring": training}
     one = (np.array([2.0]), np.array([True]))

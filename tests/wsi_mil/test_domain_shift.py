@@ -40,7 +40,6 @@ def test_slides_of_the_same_kind_are_far_about_as_often_as_promised(n):
     for _ in range(200):
         reference = Reference.of(rng.normal(size=(n, 32)))
         far += [reference.distance(row) > reference.limit for row in rng.normal(size=(5, 32))]
-    print(n, np.mean(far))
     assert 0.02 < np.mean(far) < 0.10
 
 

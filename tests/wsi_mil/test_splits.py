@@ -428,3 +428,10 @@ def test_the_audit_finds_every_kind_of_leak():
         check_folds(folds, classes_of | {"new": {"a"}})
     with pytest.raises(CohortError, match="train part has no patient of class c"):
         check_folds(folds, classes_of | {first.test[0]: {"a", "c"}})
+
+
+def test_a_file_with_negative_folds_is_refused():
+    """A model's folder is named after them, and r-1 is no name."""
+    rows = [(-1, 0, "a", "train"), (-1, 0, "b", "test")]
+    with pytest.raises(CohortError, match="whole numbers from 0 on"):
+        folds_from_frame(pd.DataFrame(rows, columns=["repeat", "fold", "patient", "part"]))

@@ -229,3 +229,28 @@ def test_coxs_likelihood_needs_a_risk_set_and_balance_needs_classes():
     check_training(cox, bags_per_step=8, balance="none")
     with pytest.raises(ConfigError, match="needs classes"):
         check_training(task, bags_per_step=4, balance="sampler")
+
+
+def test_ordered_classes_that_are_words_need_their_order():
+    with pytest.raises(ConfigError, match=r"from low to high: task\.classes"):
+        resolve(rows("low", "mid", "high"), kind="ordinal")
+    assert resolve(rows("low", "mid", "high"), kind="ordinal", classes=("low", "mid", "high")).classes[0] == "low"
+
+
+def test_one_number_written_in_two_ways_is_no_conflict():
+    records = rows("10", "10.0", "7", patients=["p", "p", "q"])
+    assert resolve(records, kind="regression", level="patient").kind == "regression"
+    with pytest.raises(CohortError, match=r"p \(1 slide 10, 1 slide 11\)"):
+        resolve(rows("10", "11", "7", patients=["p", "p", "q"]), kind="regression", level="patient")
+
+
+@pytest.mark.parametrize("cell", ["1_000", "１２", "0x1f", "1,5", "nan", "½", ""])
+def test_digits_are_not_guessed(cell):
+    with pytest.raises(CohortError, match="is no number"):
+        resolve(rows("1", cell, "3"), kind="regression")
+
+
+@pytest.mark.parametrize("spec", [{"loss": "cox"}, {"kind": "survival", "event": "grade"}])
+def test_a_loss_or_an_event_that_does_not_fit_is_refused(spec):
+    with pytest.raises(ConfigError, match=r"task\.event is another column, and task\.loss is of kind survival"):
+        resolve(rows("1", "2"), **spec)

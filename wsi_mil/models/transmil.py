@@ -14,7 +14,8 @@ Differs on purpose:
   the answer depends on the neighbours; the maximum over the heads of one bag is kept.
 - No matrix of tokens by tokens or by landmarks is stored: the product is taken from the right, by fused attention.
   Memory is linear in the number of tiles. Attention and pseudoinverse run in fp32 whatever the autocast. Above 20,000
-  tiles the first layer's attention is computed again for the gradient: a third less memory, a sixth more time.
+  tiles the first layer's attention is computed again for the gradient, which costs a sixth more time.
+- The second layer answers for the class token only, which is all that the head reads.
 - The class token's row of the first layer is not a distribution (entries below 0, sums near 1). `attention` cuts it
   off at 1e-12 and makes each head sum to 1; the row itself is auxiliary["class_attention"]. Padding and the tiles'
   second appearance at the end are left out. The row is made again for the backward pass and not kept.
@@ -33,7 +34,7 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._layers import Dropout, FeatureLayer, hidden_width
 from wsi_mil.models._official import OfficialWeights
-from wsi_mil.models._recompute import LONG, computed_again, in_pieces
+from wsi_mil.models._recompute import LONG, computed_again
 
 PPEG_KERNELS = (7, 5, 3)
 LEAST_ATTENTION = 1e-12
@@ -91,7 +92,7 @@ class TransMil(MILModel):
         """Answer for each bag.
 
         forced_mask: (2, tokens, hidden) bool, the units that dropout zeroes in each layer; a bag of n tiles has
-        1 + ceil(sqrt(n))^2 tokens, and the bags' tokens follow each other.
+        1 + ceil(sqrt(n))^2 tokens, and the bags' tokens follow each other. Of the second layer the first token's count.
         """
         bags = split(self.features(batch.features), batch.offsets)
         counts = [1 + square_side(len(rows)) ** 2 for rows in bags]
@@ -116,7 +117,7 @@ class TransMil(MILModel):
         masks = (None, None) if mask is None else (mask[0], mask[1])
         first, second = self.layers
         tokens, seen = first(tokens, generator=generator, forced_mask=masks[0], again=n > LONG)
-        tokens, _ = second(self.position(tokens, side), generator=generator, forced_mask=masks[1], row=False)
+        tokens, _ = second(self.position(tokens, side), generator=generator, forced_mask=masks[1], alone=True)
         return self.norm(tokens[0]), seen[:, 1 : n + 1].T
 
     @classmethod
@@ -163,18 +164,20 @@ class NystromLayer(nn.Module):
         *,
         generator: torch.Generator | None = None,
         forced_mask: Tensor | None = None,
-        row: bool = True,
+        alone: bool = False,
         again: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """tokens, forced_mask: (t, h). Returns tokens (t, h) and the first token's attention, (heads, t), if asked.
+        """tokens, forced_mask: (t, h). Returns tokens (t, h) and the first one's attention to all, (heads, t).
 
-        again: compute the attention again for the gradient.
+        alone: the first token only, (1, h), and no attention, (heads, 0).  again: compute again for the gradient.
         """
-        mixed, seen = computed_again(self._mix, tokens, row) if again else self._mix(tokens, row)
+        mixed, seen = computed_again(self._mix, tokens, alone) if again else self._mix(tokens, alone)
+        if alone:
+            tokens, forced_mask = tokens[:1], None if forced_mask is None else forced_mask[:1]
         return tokens + self.drop(mixed, generator=generator, forced_mask=forced_mask), seen
 
-    def _mix(self, tokens: Tensor, row: bool) -> tuple[Tensor, Tensor]:
-        mixed: tuple[Tensor, Tensor] = self.attention(self.norm(tokens), row=row)
+    def _mix(self, tokens: Tensor, alone: bool) -> tuple[Tensor, Tensor]:
+        mixed: tuple[Tensor, Tensor] = self.attention(self.norm(tokens), alone=alone)
         return mixed
 
 
@@ -192,44 +195,36 @@ class NystromAttention(nn.Module):
             heads, heads, kernel_size=(kernel, 1), padding=(kernel // 2, 0), groups=heads, bias=False
         )
 
-    def forward(self, tokens: Tensor, *, row: bool = True) -> tuple[Tensor, Tensor]:
-        """tokens: (t, h). Returns (t, h) and the first token's attention, (heads, t); (heads, 0) if it is not asked."""
+    def forward(self, tokens: Tensor, *, alone: bool = False) -> tuple[Tensor, Tensor]:
+        """tokens: (t, h). Returns (t, h) and the first one's attention, (heads, t); for it alone (1, h), (heads, 0)."""
         t = len(tokens)
         run = math.ceil(t / self.landmarks)
         padding = run * self.landmarks - t if t % self.landmarks else 0
         qkv = self.to_qkv(F.pad(tokens, (0, 0, padding, 0)))
         with no_autocast(tokens):
-            heads = full_precision(qkv).reshape(len(qkv), 3, self.heads, -1).permute(2, 1, 0, 3)
-            q, k, v = heads.unbind(dim=1)
-            q_means, k_means, scale = *self._landmarks(q, k), q.shape[2] ** -0.5
+            q, k, v = full_precision(qkv).reshape(len(qkv), 3, self.heads, -1).permute(1, 2, 0, 3)
+            scale = q.shape[2] ** -0.5
+            q_means, k_means = (x.reshape(self.heads, self.landmarks, run, -1).mean(dim=2) for x in (q, k))
             between = iterative_pinv(scaled_softmax(q_means, k_means, scale), self.iterations)
-
-            def mix(some_heads: Tensor, some: slice) -> Tensor:
-                return self._mix(some_heads, between[some])
-
-            if t > LONG:
-                mixed = in_pieces(mix, heads, 1, learned=[between])
-            else:
-                mixed = mix(heads, slice(None))
-            mixed = mixed + self.residual(v[None])[0]
+            of_landmarks = F.scaled_dot_product_attention(q_means[None], k[None], v[None], scale=scale)[0]
+            asked = slice(padding, padding + 1 if alone else len(qkv))
+            mixed = F.scaled_dot_product_attention(
+                q[None, :, asked], k_means[None], (between @ of_landmarks)[None], scale=scale
+            )
+            mixed = mixed[0] + self._beside(v, asked)
             seen = q.new_empty(self.heads, 0)
-            if row:
+            if not alone:
                 first = scaled_softmax(q[:, padding : padding + 1], k_means, scale) @ between
                 parts = zip(first, q_means, k, strict=True)
                 seen = torch.stack([computed_again(_row_of_head, *part, scale) for part in parts])[:, padding:]
-        return self.out(mixed.transpose(0, 1).flatten(1)[padding:]), seen
+        return self.out(mixed.transpose(0, 1).flatten(1)), seen
 
-    def _landmarks(self, *heads: Tensor) -> list[Tensor]:
-        """(heads, t, d) each. Returns the means of runs of tokens, (heads, landmarks, d)."""
-        return [head.reshape(len(head), self.landmarks, -1, head.shape[2]).mean(dim=2) for head in heads]
-
-    def _mix(self, heads: Tensor, between: Tensor) -> Tensor:
-        """heads: (heads, 3, t, d).  between: (heads, m, m) the pseudoinverse. Returns (heads, t, d)."""
-        q, k, v = (part[None] for part in heads.unbind(dim=1))
-        q_means, k_means = (part[None] for part in self._landmarks(q[0], k[0]))
-        scale = q.shape[-1] ** -0.5
-        of_landmarks = F.scaled_dot_product_attention(q_means, k, v, scale=scale)
-        return F.scaled_dot_product_attention(q, k_means, between @ of_landmarks, scale=scale)[0]
+    def _beside(self, values: Tensor, asked: slice) -> Tensor:
+        """What the tokens that are asked for get from the values around them. values: (heads, t, d)."""
+        reach = self.residual.kernel_size[0] // 2
+        start = max(asked.start - reach, 0)
+        beside: Tensor = self.residual(values[None, :, start : asked.stop + reach])[0]
+        return beside[:, asked.start - start : asked.stop - start]
 
 
 class PositionEncoding(nn.Module):

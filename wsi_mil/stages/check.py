@@ -34,6 +34,8 @@ def check(
     slides: Path | None = None,
     cohort: CohortSpec = _ANY_COHORT,
     target: str | None = None,
+    kind: find.Kind = "classes",
+    event: str | None = None,
     level: find.Level | None = None,
     n_folds: int = 5,
     out: Path | None = None,
@@ -50,6 +52,8 @@ def check(
         path: a cohort table, folder of slides, slide, grid or bag, a folder of them, a run, a bundle, or my_method.py
         slides: the folder of slides that the table is about
         target: the column with the labels; without it, a column named so, or the only one
+        kind: what stands in that column; ordinal needs no more than classes here
+        event: of kind survival, the column that says whether the event was seen
         level: slide where the slides of a patient may differ in their label
         n_folds: number of folds that the classes must suffice for
         out: folder for fixes.csv; without it, the folder of the table
@@ -63,7 +67,9 @@ def check(
         cohort = replace(cohort, fixes=out / FILE_NAME)
     reader = _HeaderReader(deep=deep, workers=workers)
     if path.is_file() and suffix in (*TABLE_SUFFIXES, *_OTHER_TABLES):
-        judge = _Judge(target=target, level=level, n_folds=n_folds)
+        if kind in ("regression", "survival") and target is None:
+            raise ConfigError(f"kind is {kind}: name the column, --target COLUMN.")
+        judge = _Judge(target=target, kind=kind, event=event, level=level, n_folds=n_folds)
         return _check_cohort(path, slides, spec=cohort, judge=judge, out=out, reader=reader)
     if path.is_file():
         explain = {".py": explain_method, ".h5": explain_h5}.get(suffix, explain_slide)
@@ -80,6 +86,8 @@ class _Judge:
     """What the labels must suffice for."""
 
     target: str | None
+    kind: find.Kind
+    event: str | None
     level: find.Level | None
     n_folds: int
 
@@ -90,6 +98,9 @@ class _Judge:
             near = did_you_mean(self.target, columns)
             raise CohortError(f"{table}: no column {self.target!r}. Columns: {', '.join(columns)}.{near}")
         found = find.patient_findings(records) + find.site_findings(records)
+        if self.kind in ("regression", "survival") and self.target is not None:
+            own = {"target": self.target, "kind": self.kind, "event": self.event, "level": self.level}
+            return found + find.number_findings(records, own, n_folds=self.n_folds)
         for column in find.judged_columns(records, self.target):
             found += find.label_findings(records, column, n_folds=self.n_folds, level=self.level)
         return found

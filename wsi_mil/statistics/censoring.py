@@ -98,9 +98,10 @@ def integrated_brier_terms(
 
 
 def survival_at(cuts: Floats, survival: Floats, *, at: float) -> Floats:
-    """Predicted survival at a time from its values at cuts: straight between 1 at time 0 and them, level after the last.
+    """Predicted survival at a time from its values at cuts: straight between them, level after the last.
 
-    A hazard says how many have the event in its interval, not when; spread evenly over it, the curve is straight.
+    It begins with 1 at time 0. A hazard says how many have the event in its interval, not when; spread evenly over it,
+    the curve is straight.
     cuts: (m,) rising, above 0.   survival: (n, m) at each cut.   Returns (n,).
     """
     survival = np.asarray(survival, dtype=np.float64)

@@ -1,5 +1,6 @@
 """Target: what is read from the table, what the head answers, and the loss between them."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +20,7 @@ Values = NDArray[np.float64]
 Answers = dict[str, NDArray[np.float64]]
 """Column of predictions.csv -> (n,) what the model says."""
 Balance = Literal["none", "weight", "sampler"]
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 MIN_PATIENTS = 10
 """A validation part with fewer patients than this (of a class, with an event) chooses nothing."""
 
@@ -120,11 +122,8 @@ class Target(ABC):
 
 
 def number_in(cell: str, column: str) -> float:
-    """A finite number. Raises CohortError for another text."""
-    try:
-        value = float(cell)
-    except ValueError:
-        value = np.nan
+    """A finite number in plain digits (no 1_000, no ½). Raises CohortError for another text."""
+    value = float(cell) if _NUMBER.fullmatch(cell.strip()) else np.nan
     if not np.isfinite(value):
         raise CohortError(f"column {column!r}: {cell!r} is no number. Correct the cell, or empty it.")
     return float(value)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wsi_mil.bags import full_precision
+from wsi_mil.errors import CohortError
 from wsi_mil.models._base import Criterion
 from wsi_mil.statistics.regression import regression
 from wsi_mil.strata import strata_of_numbers
@@ -47,6 +48,8 @@ class RegressionTarget(Target):
         """With mean and standard deviation of the labels; a constant column keeps its units."""
         numbers = values[~np.isnan(values[:, 0]), 0]
         deviation = float(numbers.std()) if len(numbers) else 0.0
+        if not deviation and len(numbers) and np.ptp(numbers) > 0:
+            raise CohortError(f"column {self.name!r}: its numbers are too small to compute with; use a larger unit.")
         return replace(self, mean=float(numbers.mean()) if len(numbers) else 0.0, deviation=deviation or 1.0)
 
     def n_outputs(self, binary_outputs: int) -> int:
@@ -89,4 +92,5 @@ class SquaredError(Criterion):
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """Mean loss. logits: (b, 1).  target: (b, 1) in the column's units."""
         logits = full_precision(logits)
-        return F.mse_loss(logits, ((target.to(logits.dtype) - self.mean) / self.deviation))
+        scaled = (target.double() - self.mean) / self.deviation  # in double: a large offset would eat the digits
+        return F.mse_loss(logits, scaled.to(logits.dtype))

@@ -1,16 +1,22 @@
 """Times to an event: pairs within folds, risk groups that look at no outcome, weights from training patients."""
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from wsi_mil.errors import RunError
+from wsi_mil.report.designs import design_of
+from wsi_mil.report.external import External
 from wsi_mil.report.kinds.records import patient_answers, seed_mean_answers
 from wsi_mil.report.kinds.survival import evaluate_survival
-from wsi_mil.report.kinds.survival_times import brier_figures, followed_patients, times_in_table
+from wsi_mil.report.kinds.survival_times import BrierFigures, brier_figures, followed_patients, times_in_table
+from wsi_mil.report.kinds.survival_wording import brier_words, survival_how
+from wsi_mil.report.method_figures import Figure
 from wsi_mil.runs import FoldKey, write_frame
+from wsi_mil.statistics.intervals import percentile_interval
 from wsi_mil.statistics.survival import censoring_curve, kaplan_meier
 
 kinds = sys.modules["fabricated_kinds"]
@@ -204,6 +210,29 @@ def test_who_tells_everyone_the_curve_of_the_training_patients_at_four_cuts_scor
     )
     assert found.figure.value == pytest.approx(found.null, abs=0.003)
     assert found.end == followed.times[-1]
+
+
+@pytest.mark.parametrize(
+    ("external", "weights", "null", "would"),
+    [
+        (None, "in the training part of the same fold", "of the training part", "of the training patients would"),
+        (
+            External(trained_on={}, unlabelled=0, flagging=None),
+            "among these patients themselves, as is usual where models come from elsewhere",
+            "harder to beat than a curve of other patients",
+            "of these patients, which knows what became of them, would",
+        ),
+    ],
+    ids=["folds", "external"],
+)
+def test_it_is_said_whose_outcomes_make_the_weights_and_the_null(external, weights, null, would):
+    design = design_of(SimpleNamespace(external=external, folds=_folds("ab", 2)))
+    _, at_a_time, brier, _ = survival_how(design)
+    assert weights in at_a_time
+    assert null in brier
+    figure = Figure(value=0.2, interval=percentile_interval(np.empty(0)))
+    told = BrierFigures(figure=figure, null=0.25, end=3.0, reason="")
+    assert would in brier_words(SimpleNamespace(brier=told), 1, design)
 
 
 def test_a_method_that_gives_a_risk_alone_has_no_brier_score(answered):

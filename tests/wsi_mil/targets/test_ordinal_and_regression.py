@@ -53,3 +53,17 @@ def test_what_is_no_number_is_refused():
     with pytest.raises(CohortError, match="'12%' is no number"):
         RegressionTarget(name="ki67").encode({"ki67": "12%"})
     assert math.isnan(RegressionTarget(name="ki67").encode({"ki67": None})[0])
+
+
+def test_a_large_offset_costs_no_digits():
+    """A column of time stamps: its numbers differ in the last digits only."""
+    numbers = np.array([[1.7e9 + i] for i in range(11)])
+    target = RegressionTarget(name="x").fitted(numbers)
+    logits = torch.from_numpy((numbers - target.mean) / target.deviation).float()
+    loss = target.criterion(1)(logits, torch.from_numpy(numbers))
+    assert float(loss) < 1e-10
+
+
+def test_numbers_too_small_to_compute_with_are_refused():
+    with pytest.raises(CohortError, match="use a larger unit"):
+        RegressionTarget(name="x").fitted(np.array([[1e-299], [3e-299]]))

@@ -24,7 +24,11 @@ def survival_how(design: Design) -> tuple[str, ...]:
             "is flagged."
         )
     if design.external:
-        followed, null = "among these patients", "of these patients, which has seen no slide, but what became of them"
+        followed = "among these patients themselves, as is usual where models come from elsewhere"
+        null = (
+            "of these patients, which has seen no slide, but what became of them; it is harder to beat than a curve of "
+            "other patients"
+        )
         split = "the median risk of these patients. No outcome is looked at."
     else:
         followed, null = "in the training part of the same fold", "of the training part, which has seen no slide"
@@ -97,11 +101,11 @@ def brier_words(method: SurvivalFigures, digits: int, design: Design) -> str:
     if not np.isfinite(brier.figure.value):
         return f"Brier score over time: not defined; {brier.reason}."
     rest = f" ({brier.reason})" if brier.reason else ""
-    whose = "these" if design.external else "the training"
+    whose = "these patients, which knows what became of them," if design.external else "the training patients"
     return (
         f"Averaged over the times until {number(brier.end, digits)}, its Brier score is "
         f"{number(brier.figure.value, 3)} ({span(brier.figure.interval, 3)}), lower being better; telling everyone the "
-        f"Kaplan-Meier curve of {whose} patients would give {number(brier.null, 3)}{rest}."
+        f"Kaplan-Meier curve of {whose} would give {number(brier.null, 3)}{rest}."
     )
 
 
