@@ -17,8 +17,8 @@ from tiling.atomic import remove_leftovers
 from wsi_mil import __version__
 from wsi_mil.checkpoints import load_model, save_model
 from wsi_mil.choices import Choices, choose_cuts
-from wsi_mil.datasets import BagDataset, BagReader, Cache, Item
-from wsi_mil.errors import ConfigError, RunError, UserError
+from wsi_mil.datasets import BagDataset, BagReader, Cache, Item, values_of
+from wsi_mil.errors import CohortError, ConfigError, RunError, UserError
 from wsi_mil.evaluation import (
     Answer,
     answer_each,
@@ -116,6 +116,15 @@ def plan_methods(
 
             check_space(method, spec, search, task=study.task, in_dim=study.in_dim, balance=study.balance)
     return plans
+
+
+def check_parts(study: Study, folds: Sequence[Fold]) -> None:
+    """Raise CohortError for a training part from which a target cannot be learnt, such as times without an event."""
+    for fold in folds:
+        try:
+            study.task.fitted(values_of(study.of_patients(fold.train)))
+        except CohortError as error:
+            raise CohortError(f"repeat {fold.repeat}, fold {fold.fold}: {error}") from error
 
 
 def _check_baseline(method: MethodSpec, spec: TrainSpec, study: Study, plans: Sequence[Plan]) -> None:

@@ -238,7 +238,8 @@ def test_bags_of_two_encoders_in_one_folder_are_found(tmp_path, make_study):
 RUN = """
 kind: crossval
 version: 0.1.0
-task: {target: label, level: slide, kind: binary, classes: [x, y], positive: y, targets: [{kind: binary, name: label, classes: [x, y]}]}
+task: {target: label, level: slide, kind: binary, classes: [x, y], positive: y, targets: [{kind: binary,
+  name: label, classes: [x, y]}]}
 methods: [{label: abmil, name: abmil}]
 """
 

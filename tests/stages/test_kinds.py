@@ -7,7 +7,7 @@ import torch
 from scipy.stats import spearmanr
 
 from wsi_mil.checkpoints import load_model
-from wsi_mil.errors import ConfigError
+from wsi_mil.errors import CohortError, ConfigError
 from wsi_mil.runs import RunDir
 from wsi_mil.splits import FoldSpec
 from wsi_mil.stages.crossval import crossval
@@ -210,3 +210,19 @@ def test_what_can_never_be_learnt_is_found_by_check(planted, tmp_path):
     assert any("'12,5' is no number" in failure.reason for failure in found.failures)
     sound = check(planted[0], target="months", kind="survival", event="dead", out=tmp_path)
     assert not [failure for failure in sound.failures if "months" in failure.item]
+
+
+@pytest.mark.parametrize("loss", ["discrete", "cox"])
+def test_times_without_an_event_are_refused_before_the_folder_is_taken(planted, tmp_path, loss):
+    planted[2].assign(dead=0).drop(columns="z").to_csv(tmp_path / "labels.csv", index=False)
+    task = TaskSpec(target="months", kind="survival", event="dead", loss=loss)
+    with pytest.raises(CohortError, match="repeat 0, fold 0: months: a training part holds no event"):
+        crossval(
+            tmp_path / "labels.csv",
+            bags=planted[1],
+            out=tmp_path / "run",
+            task=task,
+            methods=["mean_pool"],
+            train=TRAIN,
+        )
+    assert not (tmp_path / "run").exists()

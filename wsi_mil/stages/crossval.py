@@ -52,7 +52,7 @@ def crossval(
         raise ConfigError(f"workers is {workers}; it must be 1 or more.")
     specs = resolve_methods(methods)
     from wsi_mil.cohort import folds_for
-    from wsi_mil.experiment import begin, collect_predictions, plan_methods, train_all
+    from wsi_mil.experiment import begin, check_parts, collect_predictions, plan_methods, train_all
     from wsi_mil.leak_search import audit_before, find_same_slides
     from wsi_mil.leakage import refuse_leaks
     from wsi_mil.study import open_study, study_config
@@ -71,6 +71,7 @@ def crossval(
     config = study_config(
         study, split, specs, kind="crossval", fold_spec=folds, train=train, cohort=cohort, search=search, **paths
     )
+    check_parts(study, split)
     plans = plan_methods(study, specs, train, search)
     refuse_leaks(find_same_slides(study.cohort.records, study.headers, split))
     run = RunDir(out)

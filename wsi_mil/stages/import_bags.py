@@ -42,7 +42,7 @@ def import_bags(source: Path, *, out: Path) -> Summary:
     if found.folds is not None:
         write_frame(out / "folds.csv", found.folds)
     folds = f" --folds.file {out / 'folds.csv'}" if found.folds is not None else ""
-    following = f"wsi-mil crossval {out / 'labels.csv'} --bags {out / 'bags'} --target label{folds} --out RUN"
+    following = f"wsi-mil crossval {out / 'labels.csv'} --bags {bags} --target label{folds} --methods abmil --out RUN"
     return Summary(
         stage="import",
         out=out,

@@ -44,7 +44,7 @@ def train(
     train.check()
     search.check()
     specs = resolve_methods(methods)
-    from wsi_mil.experiment import begin, collect_predictions, plan_methods, train_all
+    from wsi_mil.experiment import begin, check_parts, collect_predictions, plan_methods, train_all
     from wsi_mil.study import open_study, study_config
 
     study = open_study(table, bags=bags, task=task, cohort=cohort, slides=slides, allow_missing=allow_missing)
@@ -56,6 +56,7 @@ def train(
     config = study_config(
         study, split, specs, kind="train", fold_spec=folds, train=train, cohort=cohort, search=search, **paths
     )
+    check_parts(study, split)
     plans = plan_methods(study, specs, train, search)
     run = RunDir(out)
     begin(run, study, split, config, device=train.torch_device())

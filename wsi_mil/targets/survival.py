@@ -69,6 +69,12 @@ class _TimeTarget(Target):
             return {"target": "", "event": ""}
         return {"target": float(values[0]), "event": int(values[1])}
 
+    def fitted(self, values: Values) -> Self:
+        """The same. Raises CohortError for a training part without an event, from which nothing can be learnt."""
+        if not (values[labelled(values), 1] == 1).any():
+            raise CohortError(f"{self.name}: a training part holds no event, so no hazard can be learnt from it.")
+        return self
+
     def strata(self, values: Values) -> list[str]:
         """Event and quantile of the time."""
         return strata_of_survival(values[:, 0], values[:, 1])
@@ -100,10 +106,9 @@ class SurvivalTarget(_TimeTarget):
 
     def fitted(self, values: Values) -> Self:
         """With cuts at the quantiles of the event times; the last is the largest time, seen or censored."""
+        super().fitted(values)
         there = values[labelled(values)]
         times = there[there[:, 1] == 1, 0]
-        if not len(times):
-            raise CohortError(f"{self.name}: a training part holds no event, so no hazard can be learnt from it.")
         inner = np.quantile(times, np.linspace(0, 1, N_INTERVALS + 1)[1:-1])
         return replace(self, cuts=tuple(map(float, _rising([*inner, there[:, 0].max()]))))
 
