@@ -1,6 +1,7 @@
 """A bundle: trained models with all that another hospital needs to use them, in one folder. It holds no code.
 
-bundle.json            what it is, how to make bags for it, how it decides, and the digest of every other file
+bundle.json            what it is, how to make bags for it, how it decides, and the digest of every other file; `method`
+                       is what the run was asked for, and each of `models` has its own, with what a search chose
 models/<key>.safetensors   weights of each model
 training.safetensors   where the training slides lie (means and quantiles, no single slide), for domain shift
 patients.json          only when asked for: salted hashes of the training patients, slides and fingerprints
@@ -30,7 +31,7 @@ from wsi_mil.models._base import MILModel
 from wsi_mil.runs import FoldKey, Selection
 from wsi_mil.tasks import Task
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _CONTENTS, _CARD, _TRAINING, _PATIENTS = "bundle.json", "model_card.md", "training.safetensors", "patients.json"
 _NEEDED = ("version", "method", "task", "in_dim", "models", "encoder", "tiles", "training", "files")
 _COPY_AGAIN = "Copy the whole bundle again from where it came from."
@@ -85,15 +86,19 @@ class Bundle:
         return None if self.facts["tiles"] is None else tile_spec(self.facts["tiles"])
 
     @property
+    def methods(self) -> tuple[MethodSpec, ...]:
+        """How each model is built. They differ where a search chose settings for each."""
+        return tuple(MethodSpec(**model["method"]) for model in self.facts["models"])
+
+    @property
     def selections(self) -> tuple[Selection, ...]:
         """How each model was chosen and where it cuts, in the order of `models`."""
         return tuple(Selection(**model["selection"]) for model in self.facts["models"])
 
     def models(self, device: torch.device) -> tuple[MILModel, ...]:
         """The models in evaluation mode. Raises StoreError when the weights do not fit the method of this version."""
-        method = MethodSpec(**self.facts["method"])
         found = []
-        for one, task in zip(self.facts["models"], self.tasks, strict=True):
+        for one, method, task in zip(self.facts["models"], self.methods, self.tasks, strict=True):
             try:
                 model, _ = build(method, in_dim=self.facts["in_dim"], task=task, seed=0)
                 model.load_state_dict(load_tensors((self.path / _weights(one["name"])).read_bytes()))
@@ -117,7 +122,8 @@ def open_bundle(path: Path) -> Bundle:
     if facts.get("kind") != "bundle" or facts.get("schema_version") != SCHEMA_VERSION:
         raise StoreError(
             f"{path / _CONTENTS}: kind {facts.get('kind')!r}, schema {facts.get('schema_version')!r}; this version of "
-            f"wsi-mil reads bundles of schema {SCHEMA_VERSION}. Use the version that wrote it."
+            f"wsi-mil reads bundles of schema {SCHEMA_VERSION}. Export it again with this version, or use the one that "
+            f"wrote it."
         )
     if facts.get("digest") != _digest(facts) or not set(_NEEDED) <= set(facts):
         raise StoreError(f"{path / _CONTENTS} was changed after it was written. {_COPY_AGAIN}")
@@ -133,7 +139,7 @@ def open_bundle(path: Path) -> Bundle:
         known=Known(salt=patients["salt"], hashes=frozenset(patients["hashes"])) if patients else None,
     )
     try:
-        _ = bundle.tiles, bundle.tasks, bundle.selections
+        _ = bundle.tiles, bundle.tasks, bundle.methods, bundle.selections
     except (TypeError, KeyError, ValueError) as error:
         raise StoreError(
             f"{path}: this version of wsi-mil does not know a setting in it ({error}). {_other(facts)}"

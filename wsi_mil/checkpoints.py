@@ -54,20 +54,28 @@ def save_model(path: Path, model: MILModel, *, method: MethodSpec, task: Task) -
 
 def load_model(path: Path, device: torch.device) -> tuple[MILModel, Task]:
     """A trained model in eval mode, and its task. Raises RunError when the file is damaged or of another kind."""
+    state, header, method, task = _opened(path)
+    model, _ = build(method, in_dim=header["in_dim"], task=task, seed=0)
+    try:
+        model.load_state_dict(state["weights"])
+    except RuntimeError as error:
+        raise RunError(f"{path}: its weights do not fit method {method.name} ({error}).") from error
+    return model.to(device).eval(), task
+
+
+def method_of(path: Path) -> MethodSpec:
+    """The method of a trained model, with the settings that a search chose for it. Raises as `load_model` does."""
+    return _opened(path)[2]
+
+
+def _opened(path: Path) -> tuple[State, dict[str, Any], MethodSpec, Task]:
     state = load_state(path)
     try:
         header = json.loads(state.get("header", "{}"))
         if header.get("kind") != "mil_model" or header.get("schema_version") != _SCHEMA:
             raise ValueError("kind or schema_version")
-        task = Task.from_config(header["task"])
-        method = MethodSpec(**header["method"])
+        return state, header, MethodSpec(**header["method"]), Task.from_config(header["task"])
     except (ValueError, TypeError, KeyError) as error:
         raise RunError(
             f"{path} holds no trained model of this version of wsi-mil ({error}). Train it again."
         ) from error
-    model, _ = build(method, in_dim=header["in_dim"], task=task, seed=0)
-    try:
-        model.load_state_dict(state["weights"])
-    except RuntimeError as error:
-        raise RunError(f"{path}: its weights do not fit method {header['method']['name']} ({error}).") from error
-    return model.to(device).eval(), task

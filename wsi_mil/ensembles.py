@@ -45,8 +45,9 @@ class Ensemble:
 
     @property
     def columns(self) -> list[StoredScores]:
-        """The scores of tiles that these models give."""
-        return score_columns(self.models[0], self.task)
+        """The scores of tiles that all these models give: a search may have chosen another number of heads for each."""
+        first, *others = [score_columns(model, self.task) for model in self.models]
+        return [column for column in first if all(column in found for found in others)]
 
     @property
     def selection(self) -> Selection:

@@ -183,12 +183,16 @@ def _explain_run(run: "RunDir") -> Explanation:
 
 
 def _explain_bundle(path: Path) -> Explanation:
+    import torch
+
     from wsi_mil.bundle import card_path, open_bundle
 
     try:
-        facts = open_bundle(path).facts
+        bundle = open_bundle(path)
+        bundle.models(torch.device("cpu"))
     except UserError as error:
         return [f"{path.name}: a bundle that cannot be used"], [_wrong("damaged", path, str(error))]
+    facts = bundle.facts
     task, encoder, training = facts["task"], facts["encoder"], facts["training"]
     tiles = "slides or bags" if facts["tiles"] else "bags only, since it does not know how slides were tiled"
     lines = [

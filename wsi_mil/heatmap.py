@@ -66,13 +66,16 @@ COLORMAPS = {"viridis": "viridis", "cividis": "cividis", "inferno": "inferno", "
 """Our names -> matplotlib's; all are safe for colour-blind readers, and only blue-red has a middle."""
 
 _SLIVER_L0 = 1.0
-"""What rounding to whole pixels explains: an overlap, gap or shift of at most this many level-0 pixels is none."""
+"""What rounding to whole pixels explains: an overlap, gap or shift of at most this many level-0 pixels is none. Where
+a tile is hardly larger, half of the tile counts instead."""
 
 _MEANING = {
     "attention": "weight of the tile in the model's pooling",
     "probability": "probability that the model gives to the tile alone",
     "contribution": "what the tile adds to the logit (below 0 it speaks against)",
 }
+_PREDICTED = {"contribution": "what the tile adds to the predicted {} (below 0 it takes away)"}
+"""Of an output that is no class: a number, the risk of an event."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -111,13 +114,14 @@ def rasterise(scores: TileScores, column: str) -> Raster:
     origin, cell, offset_l0 = _lattice(scores)
     tile = np.asarray(scores.geometry.tile_size_l0, dtype=np.float64)
     first = np.floor(offset_l0 / cell + 1e-9).astype(np.int64)
+    sliver = min(_SLIVER_L0, float(min(*tile, *cell)) / 2)
     low, reach = first.min(axis=0), np.ceil(tile / cell).astype(np.int64) + 1
     columns, rows = (first.max(axis=0) + reach - low).tolist()
     total, weight = np.zeros((rows, columns)), np.zeros((rows, columns))
     for step in np.ndindex(*reach.tolist()):
         index = first + np.asarray(step)
         shared = np.minimum(offset_l0 + tile, (index + 1) * cell) - np.maximum(offset_l0, index * cell)
-        area = np.where((shared > _SLIVER_L0).all(axis=1), shared.prod(axis=1), 0.0)
+        area = np.where((shared > sliver).all(axis=1), shared.prod(axis=1), 0.0)
         where = (index[:, 1] - low[1], index[:, 0] - low[0])
         np.add.at(total, where, area * values)
         np.add.at(weight, where, area)
@@ -129,7 +133,7 @@ def rasterise(scores: TileScores, column: str) -> Raster:
         values=mean.astype(np.float32),
         origin_l0=_pair(origin + low * cell),
         cell_l0=_pair(cell),
-        filled_l0=_pair(np.where((cell - tile > _SLIVER_L0) & on_lattice, tile, cell)),
+        filled_l0=_pair(np.where((cell - tile > sliver) & on_lattice, tile, cell)),
         tile_mean=float(values.mean()),
     )
 
@@ -181,17 +185,25 @@ def default_column(columns: Sequence[ScoreColumn], predicted: str | None) -> Sco
     return next((column for column in columns if column.kind == own.kind and column.label == predicted), own)
 
 
-def meaning(column: ScoreColumn, scale: Scale) -> str:
-    """What a legend must say: what the colour stands for, and what the score is, of which class."""
+def meaning(column: ScoreColumn, scale: Scale, *, classed: bool = True) -> str:
+    """What a legend must say: what the colour stands for, and what the score is, of which class.
+
+    classed: whether the outputs that columns are named for are classes, not numbers or risks.
+    """
     how = {
         "percentile": "share of this slide's tiles that score lower",
         "raw": "the score itself",
         "lift": "the score divided by the slide's mean; 1 is uniform",
     }
-    of_class = f" for class {column.label}" if column.label else ""
-    if not column.label and column.kind != "attention":
-        of_class = " for the class that was predicted"
-    return f"Colour: {how[scale]}. Score: {_MEANING.get(column.kind, 'score of the tile')}{of_class}."
+    words = _MEANING.get(column.kind, "score of the tile")
+    if not classed:
+        whose = f" for {column.label}" if column.label and column.kind not in _PREDICTED else ""
+        words = f"{_PREDICTED.get(column.kind, words).format(column.label or 'value')}{whose}"
+    elif column.label:
+        words = f"{words} for class {column.label}"
+    elif column.kind != "attention":
+        words = f"{words} for the class that was predicted"
+    return f"Colour: {how[scale]}. Score: {words}."
 
 
 def caution(column: ScoreColumn) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 from wsi_mil.bundle import Bundle
 from wsi_mil.cohort import Cohort, CohortSpec, SlideRecord, find_sources, read_cohort
 from wsi_mil.ensembles import Source
-from wsi_mil.errors import CohortError, StoreError
+from wsi_mil.errors import CohortError, StoreError, UserError
+from wsi_mil.outcomes import Failure
 from wsi_mil.store import BagHeader, BagStore
 from wsi_mil.study import Study, items_of
+from wsi_mil.targets import ClassTarget, Target
 from wsi_mil.tasks import Task, is_labelled
 
 _TILE_UM_TOLERANCE = 0.02
@@ -28,14 +31,19 @@ class Newcomers:
     """At level patient only where a table says whose the slides are."""
 
     @property
+    def label_columns(self) -> list[str]:
+        """Columns of the table that hold labels."""
+        return [column for target in self.task.targets for column in target.columns]
+
+    @property
     def labelled(self) -> bool:
         """Whether any slide has a label."""
         return any(is_labelled(self.task, record.values) for record in self.cohort.records)
 
     def labels(self) -> list[list[Any]]:
         """Of every slide: id, patient and the cells of its labels."""
-        columns = [column for target in self.task.targets for column in target.columns]
-        return [[r.slide_id, r.patient, *(r.values.get(column) for column in columns)] for r in self.cohort.records]
+        columns, records = self.label_columns, self.cohort.records
+        return [[r.slide_id, r.patient, *(r.values.get(column) for column in columns)] for r in records]
 
 
 def find_newcomers(
@@ -49,6 +57,7 @@ def find_newcomers(
     if table is not None:
         by_bags = None if ids is None or slides is not None else ids
         cohort = read_cohort(table, spec, slides=slides, known_ids=by_bags)
+        _refuse_foreign(task, cohort.records, spec)
         _refuse_conflicts(task, cohort.records)
         return Newcomers(cohort=cohort, task=task)
     alone = replace(task, level="slide")
@@ -75,12 +84,19 @@ def newcomer_study(people: Newcomers, store: BagStore, headers: Mapping[str, Bag
     )
 
 
-def accepted_headers(folder: Path, source: Source) -> dict[str, BagHeader]:
-    """Headers of the bags, by slide id. Raises StoreError where there is none, or one of another contract."""
-    store = BagStore(folder)
-    headers = {slide_id: store.header(slide_id) for slide_id in store.ids()}
-    if not headers:
+def accepted_headers(folder: Path, source: Source) -> tuple[dict[str, BagHeader], list[Failure]]:
+    """Headers of the bags, by slide id, and the bags that are damaged.
+
+    Raises StoreError where no bag can be read, or one is of another contract.
+    """
+    headers, damaged = _read_headers(BagStore(folder))
+    if not headers and not damaged:
         raise StoreError(f"{folder} holds no bag. Give the folder that `wsi-mil encode` made (bags_...).")
+    if not headers:
+        raise StoreError(
+            f"{folder}: none of the {len(damaged)} bags can be read, such as {damaged[0].reason} Give the folder that "
+            f"`wsi-mil encode` made (bags_...)."
+        )
     contract = source.config["encoder"]["contract"]
     odd = {name: found for name, h in headers.items() if (found := _departures(h.contract, contract))}
     if odd:
@@ -91,7 +107,18 @@ def accepted_headers(folder: Path, source: Source) -> dict[str, BagHeader]:
         raise StoreError(
             f"{len(odd)} of {len(headers)} bags were made otherwise than the bags of {source.path}: {shown}. {cure}"
         )
-    return headers
+    return headers, damaged
+
+
+def _read_headers(store: BagStore) -> tuple[dict[str, BagHeader], list[Failure]]:
+    headers, damaged = {}, []
+    for slide_id in store.ids():
+        try:
+            headers[slide_id] = store.header(slide_id)
+        except Exception as error:  # what h5py raises on a damaged file depends on the damage
+            told = str(error) if isinstance(error, UserError) else f"{slide_id}: {type(error).__name__}: {error}."
+            damaged.append(Failure(item=slide_id, outcome="failed", reason=told))
+    return headers, damaged
 
 
 def differences(bundle: Bundle, headers: Mapping[str, BagHeader]) -> list[str]:
@@ -117,6 +144,40 @@ def _departures(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
     if abs(ours["tile_um"] - theirs["tile_um"]) > _TILE_UM_TOLERANCE * theirs["tile_um"]:
         found.append(f"tile_um {ours['tile_um']:g}, the model's {theirs['tile_um']:g}")
     return found
+
+
+def _refuse_foreign(task: Task, records: Sequence[SlideRecord], spec: CohortSpec) -> None:
+    """Raise CohortError with all labels that are none of the classes, of every target."""
+    told = []
+    for target in task.targets:
+        if not isinstance(target, ClassTarget):
+            continue
+        cells = Counter(cell for record in records if (cell := record.values.get(target.name)) is not None)
+        foreign = {cell: n for cell, n in cells.most_common() if not _is_label(target, cell)}
+        if foreign:
+            words = ", ".join(_told_word(cell, n, target) for cell, n in foreign.items())
+            told.append(
+                f"column {spec.columns.get(target.name, target.name)!r}: {sum(foreign.values())} of {cells.total()} "
+                f"labels are none of the classes {', '.join(target.classes)}: {words}."
+            )
+    if told:
+        raise CohortError(
+            f"{' '.join(told)} Classes are matched by exact spelling. Change these cells to a class, or empty them: "
+            f"a slide without a label is scored nevertheless."
+        )
+
+
+def _is_label(target: Target, cell: str) -> bool:
+    try:
+        target.encode({target.name: cell})
+    except CohortError:
+        return False
+    return True
+
+
+def _told_word(cell: str, count: int, target: ClassTarget) -> str:
+    alike = [name for name in target.classes if name.casefold() == cell.casefold()]
+    return f"{cell!r} ({count}{f'; only the case differs from {alike[0]!r}' if alike else ''})"
 
 
 def _refuse_conflicts(task: Task, records: Sequence[SlideRecord]) -> None:

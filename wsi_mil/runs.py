@@ -90,6 +90,7 @@ class RunDir:
         self.folds_path = self.path / "folds.csv"
         self.cohort_path = self.path / "cohort.csv"
         self.leakage_path = self.path / "leakage.json"
+        self.balance_path = self.path / "balance.csv"
         self.predictions_path = self.path / "predictions.csv"
         self.domain_shift_path = self.path / "domain_shift.csv"
         self.metrics_path = self.path / "metrics.json"

@@ -86,6 +86,11 @@ class Study:
         """Patient -> site. Raises CohortError for a patient without one."""
         return sites_of_patients(record for record in self.cohort.records if record.slide_id in self.headers)
 
+    @property
+    def known_sites(self) -> dict[str, str]:
+        """Patient -> site, of those that have one."""
+        return {record.patient: record.site for record in self.cohort.records if record.site}
+
     def notes(self) -> tuple[str, ...]:
         """What the user should know about the cohort: counts of every reason, and the warnings of the table."""
         reasons = Counter("no bag" if text.startswith("no bag") else text for text in self.status.values())

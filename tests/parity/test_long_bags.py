@@ -43,27 +43,30 @@ def test_pieces_change_neither_answer_nor_gradient(name, monkeypatch):
     torch.testing.assert_close(answer_and_gradients(model, batch), whole, rtol=1e-4, atol=1e-6)
 
 
-def test_half_precision_keeps_the_gradient_of_weights_that_others_use_too():
+def test_pieces_are_of_half_precision_both_times_where_the_forward_pass_was():
     torch.manual_seed(0)
-    layer, gradients = nn.Linear(5, 5), []
+    layer, gradients, seen = nn.Linear(5, 5), [], []
+
+    def answer(some, _):
+        seen.append(layer(some).dtype)
+        return layer(some)
+
     for pieces in (False, True):
         layer.zero_grad()
         rows = torch.randn(9, 5, generator=torch.Generator().manual_seed(1)).requires_grad_()
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            first = layer(rows)
-            if pieces:
-                first = _recompute.in_pieces(lambda some, _: layer(some), rows, 4, learned=layer.parameters())
+            first = _recompute.in_pieces(answer, rows, 4, learned=layer.parameters()) if pieces else layer(rows)
             total = (first * layer(rows)).float().sum()
-        assert first.dtype == torch.bfloat16
         total.backward()
         gradients.append([rows.grad, layer.weight.grad.clone(), layer.bias.grad.clone()])
+    assert seen == [torch.bfloat16] * 6  # three pieces, twice
     torch.testing.assert_close(gradients[1], gradients[0], rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("mode", ["iterative", "exact"])
-@pytest.mark.parametrize("held", [2**22, 40])
+@pytest.mark.parametrize("held", [2**24, 40])
 def test_gradients_of_smoothing_are_those_of_the_steps_written_out(held, mode, monkeypatch):
-    monkeypatch.setattr(_spatial, "_HELD", held)
+    monkeypatch.setattr(_spatial, "_SMOOTHED", held)
     batch = pack([made_up_bag(n, 5, seed=n) for n in (11, 6)])
     weights = adjacency(batch, 1.5, normalise="row" if mode == "iterative" else "symmetric")
     smooth = Smoothing(mode=mode, steps=4).double()

@@ -398,3 +398,13 @@ def test_each_method_keeps_bags_as_it_wishes_and_none_is_kept_twice(study, tmp_p
     crossval(study[0], **wishes(study, tmp_path / "run", methods=methods, train=TRAIN, folds=FoldSpec(n_folds=2)))
     assert [reader.keeps for reader in kept] == [False, False, True, True, True, True]
     assert len({id(reader) for reader in kept}) == 2
+
+
+def test_the_balance_of_every_part_is_told_by_site(finished):
+    run = finished[1]
+    balance, folds = pd.read_csv(run.balance_path), run.folds()
+    assert set(balance.columns) == {"repeat", "fold", "part", "site", "label", "patients"}
+    assert balance["patients"].sum() == len(folds)
+    tested = balance[(balance["fold"] == 0) & (balance["part"] == "test")]
+    assert tested["patients"].sum() == ((folds["fold"] == 0) & (folds["part"] == "test")).sum()
+    assert set(tested["site"]) <= {"site0", "site1", "site2"}

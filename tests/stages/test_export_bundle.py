@@ -16,6 +16,7 @@ from wsi_mil.errors import CohortError, ConfigError, RunError, StoreError
 from wsi_mil.model_card import model_card
 from wsi_mil.records import CohortSpec
 from wsi_mil.runs import FoldKey, RunDir, write_frame
+from wsi_mil.search_spec import SearchSpec
 from wsi_mil.splits import FoldSpec
 from wsi_mil.stages.check import check
 from wsi_mil.stages.crossval import crossval
@@ -114,11 +115,47 @@ def test_the_model_of_a_whole_cohort_can_be_exported(study, outside, tmp_path):
     )
 
 
-def test_a_bundle_of_another_version_says_so(copied):
-    facts = json.loads((copied / "bundle.json").read_text())
-    facts["models"][0]["selection"]["surprise"] = 1
+def rewrite(path: Path, change) -> None:
+    """The bundle as if it had been exported with other content of bundle.json."""
+    facts = json.loads((path / "bundle.json").read_text())
+    change(facts)
     facts["digest"] = bundle_digest(facts)
-    (copied / "bundle.json").write_text(json.dumps(facts, ensure_ascii=False))
+    (path / "bundle.json").write_text(json.dumps(facts, ensure_ascii=False))
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "value"), [("mhim", "act", "gelu"), ("abmil", "hidden", 8)], ids=["same shape", "other shape"]
+)
+def test_models_of_a_searched_run_keep_the_settings_that_their_search_chose(
+    write_planted, tmp_path, method, setting, value
+):
+    table, bags, _ = write_planted(tmp_path, patients=40)
+    search = SearchSpec(trials=1, inner_folds=2, space={f"params.{setting}": [value]})
+    run = train(table, bags, tmp_path / "run", task=TaskSpec(target="sex"), methods=[method], search=search)
+    export_bundle(run.path, out=tmp_path / "b")
+    assert [method.params for method in open_bundle(tmp_path / "b").methods] == [{setting: value}] * 2
+    predict(run.path, bags=bags, out=tmp_path / "by_run", device="cpu")
+    predict(tmp_path / "b", bags, out=tmp_path / "by_bundle", device="cpu")
+    ours, theirs = (rows_of(tmp_path / name)["logit_yes"] for name in ("by_bundle", "by_run"))
+    np.testing.assert_array_equal(ours, theirs)
+    assert np.ptp(theirs) > 0.01
+
+
+def test_check_says_that_the_models_of_a_bundle_cannot_be_built(copied):
+    rewrite(copied, lambda facts: facts["models"][1]["method"]["params"].update(hidden=3))
+    assert open_bundle(copied)
+    [failure] = check(copied).failures
+    assert "weights do not fit method abmil" in failure.reason
+
+
+def test_a_bundle_of_an_older_form_is_exported_again(copied):
+    rewrite(copied, lambda facts: facts.update(schema_version=1))
+    with pytest.raises(StoreError, match=r"schema 1; .*Export it again"):
+        open_bundle(copied)
+
+
+def test_a_bundle_of_another_version_says_so(copied):
+    rewrite(copied, lambda facts: facts["models"][0]["selection"].update(surprise=1))
     with pytest.raises(StoreError, match=r"does not know a setting in it .*surprise.*written by version"):
         open_bundle(copied)
 
@@ -129,6 +166,16 @@ def test_a_table_without_the_target_is_told(bundle, outside, tmp_path):
     summary = predict(bundle, outside[1], table=tmp_path / "table.csv", out=tmp_path / "out", device="cpu")
     assert any("no label of label" in note and "columns.label" in note for note in summary.notes)
     assert not RunDir(tmp_path / "out").config()["labelled"]
+
+
+def test_columns_without_labels_are_named_one_by_one(write_planted, tmp_path):
+    table, bags, _ = write_planted(tmp_path, patients=40)
+    task = TaskSpec(target="sex", others=("sex2",))
+    run = train(table, bags, tmp_path / "run", task=task, methods=["mean_pool"])
+    write_frame(tmp_path / "none.csv", pd.read_csv(table, dtype=str)[["slide", "patient"]])
+    summary = predict(run.path, bags=bags, table=tmp_path / "none.csv", out=tmp_path / "out", device="cpu")
+    [note] = [note for note in summary.notes if "no label" in note]
+    assert "columns.sex, columns.sex2" in note
 
 
 def test_what_is_wished_must_be_there_and_must_hold_no_code(run, study, tmp_path):
@@ -216,6 +263,14 @@ def test_training_patients_are_flagged_and_scored(bundle, study, outside, tmp_pa
     assert rows_of(tmp_path / "by_name").set_index("slide")["in_training"]["s00_1"] == ""
 
 
+def test_a_bundle_without_hashes_says_that_it_cannot_recognise_its_patients(run, bundle, study, tmp_path):
+    export_bundle(run.path, out=tmp_path / "b", method="mean_pool")
+    silent = "made without --patient-hashes"
+    for path, wanted in {tmp_path / "b": True, bundle: False, run.path: False}.items():
+        summary = predict(path, bags=study[1], out=tmp_path / f"of_{path.name}_{wanted}", device="cpu")
+        assert any(silent in note and "in_training" in note for note in summary.notes) == wanted
+
+
 def test_a_bundle_holds_no_id_of_anybody(bundle, run):
     text = b"".join(path.read_bytes() for path in bundle.rglob("*") if path.is_file())
     cohort = run.cohort()
@@ -288,10 +343,18 @@ def test_labels_of_the_table_stand_beside_the_predictions(bundle, outside, tmp_p
     assert list(rows["decision"]) == list(called)
 
 
-def test_a_label_that_is_none_of_the_classes_is_refused(bundle, outside, tmp_path):
-    write_frame(tmp_path / "table.csv", pd.read_csv(outside[0], dtype=str).replace("tumour", "cancer"))
-    with pytest.raises(CohortError, match="'cancer' is not one of the classes normal, tumour"):
-        predict(bundle, outside[1], table=tmp_path / "table.csv", out=tmp_path / "out", device="cpu")
+def test_all_labels_that_are_none_of_the_classes_are_told_at_once_with_the_cure(bundle, outside, tmp_path):
+    table = pd.read_csv(outside[0], dtype=str).rename(columns={"label": "DIAGNOSIS"})
+    table.loc[[0, 1, 2, 3], "DIAGNOSIS"] = ["cancer", "cancer", "Tumour", ""]
+    write_frame(tmp_path / "table.csv", table)
+    spec = CohortSpec(columns={"label": "DIAGNOSIS"})
+    with pytest.raises(CohortError) as refused:
+        predict(bundle, outside[1], table=tmp_path / "table.csv", cohort=spec, out=tmp_path / "out", device="cpu")
+    told = str(refused.value)
+    assert "column 'DIAGNOSIS': 3 of 11 labels are none of the classes normal, tumour" in told
+    assert "'cancer' (2), 'Tumour' (1; only the case differs from 'tumour')" in told
+    assert "Change these cells" in told
+    assert "or empty them" in told
     assert not (tmp_path / "out").exists()
 
 

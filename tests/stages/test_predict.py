@@ -1,6 +1,7 @@
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -8,7 +9,7 @@ from wsi_mil.checkpoints import load_model, save_model
 from wsi_mil.errors import RunError, StoreError
 from wsi_mil.evaluation import answer, probabilities
 from wsi_mil.methods import MethodSpec, build, parse_method
-from wsi_mil.runs import FoldKey, RunDir
+from wsi_mil.runs import FoldKey, RunDir, write_frame
 from wsi_mil.splits import FoldSpec
 from wsi_mil.stages.crossval import crossval
 from wsi_mil.stages.predict import predict
@@ -90,6 +91,38 @@ def test_a_damaged_bag_is_listed_and_the_others_are_scored(run, make_study, tmp_
     summary = predict(run.path, bags=bags, out=tmp_path / "out", device="cpu")
     assert (summary.exit_code, summary.failures[0].item) == (3, "s01_0")
     assert len(RunDir(tmp_path / "out").predictions()) == 4
+
+
+def test_a_bag_cut_short_is_listed_and_the_others_are_scored(run, make_study, tmp_path):
+    table, bags = make_study(tmp_path, patients=3, slides_per_patient=2)
+    cut = bags / "s01_0.h5"
+    cut.write_bytes(cut.read_bytes()[:2000])
+    summary = predict(run.path, bags=bags, out=tmp_path / "out", device="cpu")
+    [failure] = summary.failures
+    assert (summary.exit_code, failure.item, failure.outcome) == (3, "s01_0", "failed")
+    assert "s01_0.h5" in failure.reason
+    assert summary.done == ("s00_0", "s00_1", "s01_1", "s02_0", "s02_1")
+    status = RunDir(tmp_path / "out").cohort("status").set_index("slide")["status"]
+    assert (status["s01_0"], status["s01_1"]) == ("no bag", "used")
+    rows = pd.read_csv(table, dtype=str)
+    write_frame(tmp_path / "others.csv", rows[rows["patient"] != "p01"])
+    assert predict(run.path, bags=bags, table=tmp_path / "others.csv", out=tmp_path / "o", device="cpu").exit_code == 0
+
+
+def test_bags_of_which_none_can_be_read_are_refused(run, make_study, tmp_path):
+    _, bags = make_study(tmp_path, patients=2)
+    for path in bags.glob("*.h5"):
+        path.write_bytes(b"cut")
+    with pytest.raises(StoreError, match=r"none of the 2 bags can be read, such as s00_0\.h5"):
+        predict(run.path, bags=bags, out=tmp_path / "out", device="cpu")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_computed_the_predictions_stands_beside_them(run, outside, tmp_path):
+    predict(run.path, bags=outside, out=tmp_path / "out", device="cpu")
+    told = RunDir(tmp_path / "out").environment()
+    assert told["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert told["device"] == "cpu"
 
 
 def test_equal_models_give_equal_bytes_whatever_strings_they_share(tmp_path):

@@ -64,14 +64,3 @@ def test_macro_is_the_mean_of_the_defined_classes():
     assert aucs[:2].tolist() == [0.75, 0.75]
     assert ranking.macro(aucs) == 0.75
     assert np.isnan(ranking.macro(np.array([np.nan])))
-
-
-def test_average_precision_of_each_class_is_scikit_learns_and_undefined_for_an_absent_one():
-    generator = np.random.default_rng(3)
-    targets, probabilities = generator.integers(0, 3, 60), generator.dirichlet(np.ones(4), 60)
-    each = ranking.one_vs_rest_average_precision(targets, probabilities)
-    for column in range(3):
-        expected = sk.average_precision_score(targets == column, probabilities[:, column])
-        assert each[column] == pytest.approx(expected)
-    assert np.isnan(each[3])
-    assert ranking.macro(each) == pytest.approx(each[:3].mean())

@@ -1,12 +1,10 @@
 """Figures of subgroups are those of their rows, and small ones have none."""
 
 import numpy as np
-import pytest
 
 from wsi_mil.statistics.concordance import concordance
-from wsi_mil.statistics.intervals import auc_interval, patient_weights
-from wsi_mil.statistics.regression import regression
-from wsi_mil.statistics.subgroups import concordance_subgroups, r2_subgroups
+from wsi_mil.statistics.intervals import auc_interval
+from wsi_mil.statistics.subgroups import concordance_subgroups
 from wsi_mil.statistics.survival_concordance import survival_concordance
 
 N = 90
@@ -76,20 +74,3 @@ def test_a_c_index_goes_the_same_way():
     )
     assert found[0].interval.method == "jackknife of pairs, logit scale"
     assert np.isnan(found[2].value)
-
-
-def test_r2_is_against_the_mean_of_the_level():
-    truth = np.where(np.arange(N) < 40, 0.0, 100.0) + GENERATOR.normal(size=N)
-    predicted = np.where(np.arange(N) < 40, 0.0, 100.0) + GENERATOR.normal(size=N)
-    weights = patient_weights(np.zeros(N, int), draws=200)
-    found = r2_subgroups(LEVELS, PATIENTS, truth, predicted, weights=weights)
-    assert regression(truth, predicted).r2[0] > 0.99
-    assert found[0].value < 0.5
-    assert found[0].value == pytest.approx(regression(truth[:40], predicted[:40]).r2[0])
-    assert found[0].interval.low < found[0].value < found[0].interval.high
-    assert found[2].note == ""  # ten patients are enough for numbers
-    assert r2_subgroups(["x"] * 9, PATIENTS[:9], truth[:9], predicted[:9], weights=weights[:, :9])[0].note.startswith(
-        "too few: 9 patients"
-    )
-    level = r2_subgroups(["x"] * 40, PATIENTS[:40], np.ones(40), predicted[:40], weights=weights[:, :40])[0]
-    assert level.note == "all true numbers are equal"

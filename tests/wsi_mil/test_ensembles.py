@@ -8,7 +8,8 @@ import torch
 
 from wsi_mil.bags import Bag
 from wsi_mil.ensembles import Ensemble, mean_selection
-from wsi_mil.methods import build, parse_method
+from wsi_mil.methods import MethodSpec, build, parse_method
+from wsi_mil.models._base import MILModel
 from wsi_mil.runs import Selection
 from wsi_mil.tasks import class_task
 
@@ -61,6 +62,18 @@ def test_calibrated_probabilities_are_the_mean_of_each_models_own(bag):
     assert told["prob_high"][0] == pytest.approx(np.mean(plain))
     assert told["calibrated_high"][0] == pytest.approx(np.mean(calibrated))
     assert told["calibrated_high"][0] + told["calibrated_low"][0] == pytest.approx(1)
+
+
+def test_of_models_with_other_numbers_of_heads_the_scores_of_all_are_kept(bag):
+    def of_heads(heads: int) -> MILModel:
+        spec = MethodSpec(name="abmil_mha", params={"heads": heads, "hidden": 8})
+        return build(spec, in_dim=4, task=TASK, seed=heads)[0].eval()
+
+    both = replace(ensemble(chosen(0.5, None), chosen(0.5, None)), models=(of_heads(4), of_heads(2)))
+    each = [replace(both, models=(model,), tasks=(TASK,), selections=both.selections[:1]) for model in both.models]
+    assert [column.name for column in both.columns] == ["attention", "attention:head0", "attention:head1"]
+    alone = [one.say(bag, CPU).tile_scores[:, :3] for one in each]
+    np.testing.assert_allclose(both.say(bag, CPU).tile_scores, np.mean(alone, axis=0), rtol=1e-6)
 
 
 def test_the_mean_probability_is_held_against_the_mean_threshold(bag):

@@ -50,11 +50,10 @@ class _Pieces(torch.autograd.Function):
         ctx.cast = {"dtype": torch.get_autocast_dtype(kind), "enabled": torch.is_autocast_enabled(kind)}
         ctx.save_for_backward(rows, *learned)
         found: Tensor | None = None
-        with torch.autocast(kind, cache_enabled=False, **ctx.cast):  # a cached weight would have lost its gradient
-            for some in _slices(len(rows), size):
-                piece = function(rows[some], some)
-                found = piece.new_empty((len(rows), *piece.shape[1:])) if found is None else found
-                found[some] = piece
+        for some in _slices(len(rows), size):
+            piece = function(rows[some], some)
+            found = piece.new_empty((len(rows), *piece.shape[1:])) if found is None else found
+            found[some] = piece
         assert found is not None
         return found
 
@@ -65,7 +64,7 @@ class _Pieces(torch.autograd.Function):
         of_rows, sums = torch.empty_like(rows), [torch.zeros_like(part) for part in learned]
         for some in _slices(len(rows), ctx.size):
             piece = rows[some].detach().requires_grad_()
-            with torch.enable_grad(), torch.autocast(rows.device.type, cache_enabled=False, **ctx.cast):
+            with torch.enable_grad(), torch.autocast(rows.device.type, **ctx.cast):
                 found = ctx.function(piece, some)
             of_rows[some], *parts = torch.autograd.grad(found, (piece, *learned), gradients[0][some])
             for into, part in zip(sums, parts, strict=True):

@@ -211,20 +211,16 @@ class NystromAttention(nn.Module):
             mixed = F.scaled_dot_product_attention(
                 q[None, :, asked], k_means[None], (between @ of_landmarks)[None], scale=scale
             )
-            mixed = mixed[0] + self._beside(v, asked)
+            around = v[
+                :, padding : asked.stop + self.residual.kernel_size[0] // 2
+            ]  # in front of the tokens stand zeros
+            mixed = mixed[0] + self.residual(around[None])[0, :, : asked.stop - padding]
             seen = q.new_empty(self.heads, 0)
             if not alone:
                 first = scaled_softmax(q[:, padding : padding + 1], k_means, scale) @ between
                 parts = zip(first, q_means, k, strict=True)
                 seen = torch.stack([computed_again(_row_of_head, *part, scale) for part in parts])[:, padding:]
         return self.out(mixed.transpose(0, 1).flatten(1)), seen
-
-    def _beside(self, values: Tensor, asked: slice) -> Tensor:
-        """What the tokens that are asked for get from the values around them. values: (heads, t, d)."""
-        reach = self.residual.kernel_size[0] // 2
-        start = max(asked.start - reach, 0)
-        beside: Tensor = self.residual(values[None, :, start : asked.stop + reach])[0]
-        return beside[:, asked.start - start : asked.stop - start]
 
 
 class PositionEncoding(nn.Module):

@@ -1,6 +1,7 @@
 """Who took part, and whether anything of the test patients could have reached training."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,10 +99,24 @@ def cohort_flow(study: Study) -> Flow:
         ),
         classes=study.classes,
         sites=sites,
-        by_site=(*((site, _class_counts(rows, study)) for site, rows in by_site), ("all", _class_counts(used, study))),
+        by_site=(
+            *((site, class_counts(rows, study.classes)) for site, rows in by_site),
+            ("all", class_counts(used, study.classes)),
+        ),
         mpp=tuple(float(value) for value in numbers[np.isfinite(numbers)]),
         tiles=tuple(int(value) for value in tiles[np.isfinite(tiles)]),
     )
+
+
+def tested_rows(study: Study) -> pd.DataFrame:
+    """The slides that took part, of patients who stand in a test part: nobody else is in any figure."""
+    return study.used[study.used["patient"].isin(study.folds["patient"][study.folds["part"] == "test"])]
+
+
+def class_counts(rows: pd.DataFrame, classes: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """(patients, slides) of each class."""
+    parts = [rows[rows["target"] == name] for name in classes]
+    return tuple((part["patient"].nunique(), len(part)) for part in parts)
 
 
 def audit(study: Study, fingerprints: dict[str, str]) -> Audit:
@@ -140,11 +155,6 @@ def _filled(column: pd.Series, empty: str) -> pd.Series:
     return column.where(column != "", empty)
 
 
-def _class_counts(rows: pd.DataFrame, study: Study) -> tuple[tuple[int, int], ...]:
-    parts = [rows[rows["target"] == name] for name in study.classes]
-    return tuple((part["patient"].nunique(), len(part)) for part in parts)
-
-
 def _audit_fold(study: Study, repeat: int, fold: int, rows: pd.DataFrame) -> FoldAudit:
     parts = {part: set(rows["patient"][rows["part"] == part]) for part in ("train", "validation", "test")}
     cohort = study.used
@@ -153,7 +163,7 @@ def _audit_fold(study: Study, repeat: int, fold: int, rows: pd.DataFrame) -> Fol
         repeat=repeat,
         fold=fold,
         counts=tuple(
-            (part, tuple(n for n, _ in _class_counts(cohort[cohort["patient"].isin(patients)], study)))
+            (part, tuple(n for n, _ in class_counts(cohort[cohort["patient"].isin(patients)], study.classes)))
             for part, patients in parts.items()
         ),
         train_validation=len(parts["train"] & parts["validation"]),

@@ -1,7 +1,7 @@
 """What kind of test a report is of, in the words that the sections share."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import pandas as pd
 
@@ -19,6 +19,10 @@ class Tested(Protocol):
     def folds(self) -> pd.DataFrame:
         """Columns repeat, fold, patient, part."""
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """Of the run."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
@@ -34,6 +38,8 @@ class Design:
     """Why the models did not know the patients."""
     again: str
     """Which command fills gaps."""
+    by_site: bool = False
+    """Each site was left out once, so that no model knew the site that it judged."""
 
     def within(self, figure: str) -> str:
         """What a figure over pairs of patients is called."""
@@ -53,6 +59,16 @@ def design_of(study: Tested) -> Design:
             again="predict",
         )
     tested = study.folds[study.folds["part"] == "test"]
+    if (study.config.get("folds") or {}).get("leave_one_site_out"):
+        return Design(
+            name="leave-one-site-out cross-validation",
+            headline="Cross-validated study of whole-slide images, each site left out once.",
+            external=False,
+            one_group=False,
+            unseen="Each site was judged by models that had never seen a slide of it (leave-one-site-out).",
+            again="crossval",
+            by_site=True,
+        )
     one = len(tested[["repeat", "fold"]].drop_duplicates()) == 1
     return Design(
         name="one test part" if one else "cross-validation",

@@ -131,7 +131,6 @@ class MethodFigures:
     primary: Figure
     primary_bootstrap: Interval
     pooled: Figure
-    pooled_gap: float
     classes: tuple[ClassFigures, ...]
     """In the configured order; of a binary task the positive class alone."""
     average_precision: Figure
@@ -149,6 +148,11 @@ class MethodFigures:
     slides: SlideFigures | None
 
     @property
+    def pooled_gap(self) -> float:
+        """Distance of the pooled AUC from the within-fold one; NaN where one of them is not defined."""
+        return abs(self.pooled.value - self.primary.value)
+
+    @property
     def flagged(self) -> bool:
-        """Pooled and within-fold AUC disagree: fold models score on different scales."""
+        """Pooled and within-fold AUC disagree."""
         return bool(self.pooled_gap > GAP)

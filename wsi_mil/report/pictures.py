@@ -49,7 +49,7 @@ class Picture:
     heatmap: str
     caption: str
     remark: str
-    """Why something is missing; empty when nothing is."""
+    """Why there is no heat map; empty when there is one."""
     tiles: tuple[TilePicture, ...]
     """Highest score first, then from the lowest up; empty without the slide."""
 
@@ -138,6 +138,8 @@ def _picture(
         scores = study.run.scores(figures.label, keys[0], slide) if keys else None
     except UserError as error:
         failures.append(Failure(item=slide, outcome="no heat map", reason=str(error)))
+    if scores is not None and _is_no_slide(study, slide, scores.geometry):
+        return None, []
     predicted = study.classes[int(figures.patients.decisions[place])]
     column = default_column(scores.columns, predicted) if scores is not None else None
     chosen = choose_tiles(scores, column) if scores is not None and column is not None else ()
@@ -148,7 +150,17 @@ def _picture(
         failures.append(Failure(item=slide, outcome="no thumbnail", reason=str(error)))
     if seen.trouble:
         failures.append(Failure(item=slide, outcome="no tiles", reason=seen.trouble))
-    return _compose(study, slide, seen, scores, column, chosen, keys), failures
+    try:
+        return _compose(study, slide, seen, scores, column, chosen, keys), failures
+    except Exception as error:  # as above
+        failures.append(Failure(item=slide, outcome="no heat map", reason=str(error)))
+        return _compose(study, slide, seen, None, None, (), keys), failures
+
+
+def _is_no_slide(study: Study, slide: str, geometry: TileGeometry) -> bool:
+    """Whether a bag was imported from numbers that never were tiles: no file is named, and a tile is one pixel."""
+    path = study.used["path"][study.used["slide"] == slide].iloc[0]
+    return not path and max(geometry.tile_size_l0) <= 1
 
 
 def _compose(
@@ -160,14 +172,14 @@ def _compose(
     chosen: tuple[Place, ...],
     keys: list[FoldKey],
 ) -> Picture:
-    remarks = [] if scores is not None else ["No tile scores are stored for this slide."]
-    if seen.thumbnail is None:
-        remarks.append("The slide file is not reachable, or not the one that was scored, so no tissue is shown.")
     if scores is None or column is None:
+        remark = "No heat map: no tile scores are stored for this slide, or they cannot be drawn."
         return Picture(
-            slide=slide, thumbnail=_jpeg(seen.thumbnail), heatmap="", caption="", remark=" ".join(remarks), tiles=()
+            slide=slide, thumbnail=_jpeg(seen.thumbnail), heatmap="", caption="", remark=remark, tiles=()
         )
-    heat, caption = _heat(scores, seen.thumbnail, column, _drawn_by(study, keys[0]))
+    heat, caption = _heat(
+        scores, seen.thumbnail, column, classed=len(study.classes) > 1, drawn_by=_drawn_by(study, keys[0])
+    )
     outline = _outline(study, slide, scores.geometry)
     size_l0 = scores.geometry.level0_size
     thumbnail = _outlined(seen.thumbnail, outline, size_l0)
@@ -178,7 +190,7 @@ def _compose(
         thumbnail=_jpeg(thumbnail),
         heatmap=_jpeg(_outlined(heat, outline, size_l0)),
         caption=caption + (" Black line: the annotation." if outline else ""),
-        remark=" ".join(remarks),
+        remark="",
         tiles=tuple(
             TilePicture(uri=_jpeg(tile), mark=place.mark, highest=place.highest, score=place.score)
             for place, tile in zip(chosen, seen.tiles, strict=False)  # no tile where the slide is not at hand
@@ -223,12 +235,15 @@ def _look(
         return _Seen(thumbnail=thumbnail, tiles=tiles)
 
 
-def _heat(scores: TileScores, thumbnail: Rgb | None, column: ScoreColumn, drawn_by: str) -> tuple[Rgb, str]:
+def _heat(
+    scores: TileScores, thumbnail: Rgb | None, column: ScoreColumn, *, classed: bool, drawn_by: str
+) -> tuple[Rgb, str]:
+    """The picture and what stands below it. classed: whether the model's outputs are classes."""
     ground = thumbnail if thumbnail is not None else _blank(scores)
     picture = overlay(ground, rasterise(scores, column.name), scores.geometry, column=column)
-    about = f"Class shown: {column.label}." if column.label is not None else "It speaks of no particular class."
-    caption = f"{meaning(column, 'percentile')} {about} {drawn_by}"
-    return picture, caption
+    about = [f"Class shown: {column.label}." if column.label is not None else "It speaks of no particular class."]
+    told = [meaning(column, "percentile", classed=classed), *(about if classed else []), drawn_by]
+    return picture, " ".join(told)
 
 
 def _drawn_by(study: Study, key: FoldKey) -> str:

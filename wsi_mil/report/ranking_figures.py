@@ -21,12 +21,6 @@ def within_folds(rows: Rows, ids: tuple[str, ...]) -> Concordance:
     return mean_concordance(_each_class(rows, ids, groups=codes(rows.keys)))
 
 
-def pooled_gap(rows: Rows, ids: tuple[str, ...], within: Concordance) -> float:
-    """Distance of the pooled AUC, repeat by repeat on the same scores, from the within-fold one."""
-    repeats = np.array([key.repeat for key in rows.keys], dtype=np.int64)
-    return abs(mean_concordance(_each_class(rows, ids, groups=repeats)).auc - within.auc)
-
-
 def pooled(patients: Patients) -> Figure:
     """AUC over all pairs of patients."""
     part = mean_concordance(_pooled_classes(patients))

@@ -2,16 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
+from wsi_mil.report.audit import class_counts, tested_rows
 from wsi_mil.report.designs import design_of
 from wsi_mil.report.findings import Findings
 from wsi_mil.report.method_figures import Figure, MethodFigures
+from wsi_mil.report.study import Study
 from wsi_mil.statistics import decisions
 from wsi_mil.statistics.intervals import FEW, Interval
 
 ALPHA = 0.05
+CHANCE = 0.5
+GAP_REASONS = (
+    "the fold models may score on different scales, or patients were judged by means over several repeats. Trust the "
+    "within-fold one."
+)
 UNKNOWN_TRAINING = "Nobody can tell whether the models were trained on a patient of this cohort."
 
 
@@ -27,6 +35,18 @@ def span(interval: Interval, digits: int = 2) -> str:
     if interval.low < 0:
         return f"{signed(interval.low, digits)} to {signed(interval.high, digits)}"
     return f"{interval.low:.{digits}f}–{interval.high:.{digits}f}"
+
+
+class Ranked(Protocol):
+    """As much of a method as its place above or below chance needs."""
+
+    @property
+    def label(self) -> str:
+        """Of the method."""
+
+    @property
+    def primary(self) -> Figure:
+        """What methods are ranked by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,18 +102,26 @@ def p_value(p: float) -> str:
 
 def question(found: Findings) -> str:
     """What was asked, of whom."""
-    study, flow = found.study, found.flow
-    totals = dict(zip(study.classes, flow.by_site[-1][1], strict=True))
-    groups = ", ".join(f"{patients} {name}" for name, (patients, _) in totals.items())
-    sites = f" from {len(flow.sites)} sites" if len(flow.sites) > 1 else ""
+    study = found.study
+    counts = class_counts(tested_rows(study), study.classes)
+    groups = ", ".join(f"{patients} {name}" for name, (patients, _) in zip(study.classes, counts, strict=True))
     if study.binary:
         aim = f"Can the tissue alone tell “{study.positive}” from “{study.classes[0]}” (column “{study.target}”)?"
     else:
         aim = f"Can the tissue alone tell {len(study.classes)} classes apart (column “{study.target}”)?"
     mixed = _mixed(found)
     both = f"; {len(mixed)} of them with slides of different classes" if mixed else ""
-    whom = f"{flow.patients} patients ({groups}{both}) with {flow.used} slides{sites}"
-    return f"{aim} Asked of {whom}. {design_of(study).unseen}"
+    return f"{aim} {asked_of(study, f' ({groups}{both})')} {design_of(study).unseen}"
+
+
+def asked_of(study: Study, groups: str = "") -> str:
+    """Who was tested, and how many of the cohort were not. groups: what stands behind the number of patients."""
+    rows = tested_rows(study)
+    patients, sites = rows["patient"].nunique(), rows["site"].nunique()
+    where = f" from {sites} sites" if sites > 1 else ""
+    rest = study.used["patient"].nunique() - patients
+    more = f" ({rest} more patients of the cohort are in no test part)" if rest else ""
+    return f"Asked of {patients} patients{groups} with {len(rows)} slides{where}{more}."
 
 
 def verdict(method: MethodFigures, found: Findings) -> str:
@@ -166,13 +194,28 @@ def pointing(found: Findings) -> str:
     )
 
 
+def about_chance(methods: Sequence[Ranked], best: Ranked, *, what: str) -> list[str]:
+    """That the best figure may be chance, and whose lie below it. what: the figure, of which 0.5 is chance."""
+    lines = []
+    if best.primary.interval.low <= CHANCE <= best.primary.interval.high:
+        lines.append(
+            f"The 95 % interval of the highest {what} ({best.label}, {span(best.primary.interval)}) includes chance "
+            f"(0.50): it has not been shown that it does better than guessing."
+        )
+    below = [method.label for method in methods if method.primary.interval.high < CHANCE]
+    if below:
+        lines.append(
+            f"Below chance with the whole interval: {_listed(below)}. To be above {'one' if len(below) > 1 else 'it'} "
+            f"of them is no merit; look for turned labels, or folds that differ in their share of the classes."
+        )
+    return lines
+
+
 def not_shown(found: Findings) -> list[str]:
     """What must not be read out of the report."""
     external = found.study.external is not None
-    hospital = "a third hospital: these patients" if external else "another hospital: all patients"
     lines = [
-        f"It does not show how the methods do in {hospital} come from this cohort, and scanner, stain and referral "
-        f"travel with it.",
+        _another_hospital(found.study),
         "It does not show benefit for patients, and no threshold here is fit for clinical use.",
         "Intervals hold the trained models fixed; training anew moves the figures further.",
         "Attention shows what a model weighed. It is not a segmentation, and not proof of a cause.",
@@ -188,6 +231,19 @@ def not_shown(found: Findings) -> list[str]:
     return lines
 
 
+def _another_hospital(study: Study) -> str:
+    if design_of(study).by_site:
+        return (
+            "Each site was new to the models that judged it. It does not show how the methods do in a hospital that "
+            "differs from all of these sites in scanner, stain and referral."
+        )
+    hospital = "a third hospital: these patients" if study.external else "another hospital: all patients"
+    return (
+        f"It does not show how the methods do in {hospital} come from this cohort, and scanner, stain and referral "
+        f"travel with it."
+    )
+
+
 def warnings(found: Findings) -> list[str]:
     """What to mind before trusting a figure, most serious first."""
     return [*run_warnings(found), *figure_warnings(found)]
@@ -195,7 +251,7 @@ def warnings(found: Findings) -> list[str]:
 
 def run_warnings(found: Findings) -> list[str]:
     """Those of the run as a whole, whatever it predicts."""
-    return [*_trained_on(found), *_leaks(found), *_shift(found), *_encoder(found), *_left_out(found)]
+    return [*_trained_on(found), *_leaks(found), *_shift(found), *_encoder(found), *_left_out(found), *_untested(found)]
 
 
 def figure_warnings(found: Findings) -> list[str]:
@@ -274,6 +330,14 @@ def _left_out(found: Findings) -> list[str]:
     return [f"{flow.rows - flow.used} of {flow.rows} slides of the table were left out; reasons below."]
 
 
+def _untested(found: Findings) -> list[str]:
+    everyone = found.flow.patients
+    rest = everyone - tested_rows(found.study)["patient"].nunique()
+    if not rest:
+        return []
+    return [f"{rest} of {everyone} patients are in no test part: nobody judged them, and no figure speaks of them."]
+
+
 def _cohort(found: Findings) -> list[str]:
     flow, lines = found.flow, []
     counts = np.bincount(found.best.patients.targets, minlength=len(flow.classes)).tolist()
@@ -290,10 +354,11 @@ def _cohort(found: Findings) -> list[str]:
 def _figures(found: Findings) -> list[str]:
     lines = [
         f"{method.label}: pooled AUC {number(method.pooled.value)} and within-fold AUC {number(method.primary.value)} "
-        f"differ by more than 0.03; the fold models may score on different scales. Trust the within-fold one."
+        f"differ by more than 0.03; {GAP_REASONS}"
         for method in found.methods
         if method.flagged
     ]
+    lines += about_chance(found.methods, found.best, what="AUC")
     undefined = {str(fold.key) for method in found.methods for fold in method.folds if not np.isfinite(fold.auc)}
     if undefined and found.study.external:
         lines.append("A class is absent: no AUC is defined.")

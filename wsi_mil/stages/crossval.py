@@ -6,7 +6,7 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.methods import MethodSpec, resolve_methods
 from wsi_mil.outcomes import Summary
 from wsi_mil.records import CohortSpec
-from wsi_mil.runs import RunDir
+from wsi_mil.runs import RunDir, write_frame
 from wsi_mil.search_spec import SearchSpec
 from wsi_mil.splits import FoldSpec, fold_notes
 from wsi_mil.tasks import TaskSpec
@@ -52,6 +52,7 @@ def crossval(
         raise ConfigError(f"workers is {workers}; it must be 1 or more.")
     specs = resolve_methods(methods)
     from wsi_mil.cohort import folds_for
+    from wsi_mil.confinement import balance_frame
     from wsi_mil.experiment import begin, check_parts, collect_predictions, plan_methods, train_all
     from wsi_mil.leak_search import audit_before, find_same_slides
     from wsi_mil.leakage import refuse_leaks
@@ -85,6 +86,7 @@ def crossval(
         classes_of={patient: strata & study.essential for patient, strata in study.classes_of.items()},
     )
     refuse_leaks(audit.findings)
+    write_frame(run.balance_path, balance_frame(split, study.classes_of, study.known_sites))
     loop = train_all(run, study, split, plans, workers=workers, search=search)
     collect_predictions(run, study, split)
     return Summary(

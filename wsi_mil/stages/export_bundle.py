@@ -18,7 +18,7 @@ from tiling.store import read_grid
 from wsi_mil import __version__
 from wsi_mil.bundle import Kind, Known, card_path, write_bundle
 from wsi_mil.cases import SlideFinder
-from wsi_mil.checkpoints import load_model
+from wsi_mil.checkpoints import load_model, method_of
 from wsi_mil.domain_shift import Measured, Training, measure
 from wsi_mil.ensembles import mean_selection, methods_of
 from wsi_mil.errors import ConfigError, SlideError, StoreError
@@ -32,6 +32,7 @@ from wsi_mil.targets import ClassTarget
 from wsi_mil.tasks import Task
 
 _ENSEMBLE = "ensemble"
+_SETTINGS = ("label", "name", "params", "objective", "regularisers")
 _USE = (
     "Research on slides of the same kind as those it was trained on: same organ, stain and question. Validate it on "
     "labelled slides of your own before anything depends on it."
@@ -71,7 +72,8 @@ def export_bundle(
     keys = _keys(source, label, models)
     spec = next(dict(one) for one in config["methods"] if one["label"] == label)
     _refuse_code(spec)
-    loaded = {key: load_model(source.checkpoint_path(label, key), torch.device("cpu")) for key in keys}
+    paths = {key: source.checkpoint_path(label, key) for key in keys}
+    loaded = {key: load_model(path, torch.device("cpu")) for key, path in paths.items()}
     selections = [source.selection(label, key) for key in keys]
     cohort = _trained_on(source, keys)
     store = _training_bags(config, bags)
@@ -82,11 +84,16 @@ def export_bundle(
     facts = {
         "version": __version__,
         "use": RESEARCH_USE,
-        "method": {name: spec[name] for name in ("label", "name", "params", "objective", "regularisers")},
+        "method": _settings(spec),
         "task": config["task"],
         "in_dim": config["encoder"]["dim"],
         "models": [
-            {"name": str(key), "task": task.as_config(), "selection": asdict(chosen)}
+            {
+                "name": str(key),
+                "method": _settings(method_of(paths[key]).as_config()),
+                "task": task.as_config(),
+                "selection": asdict(chosen),
+            }
             for (key, (_, task)), chosen in zip(loaded.items(), selections, strict=True)
         ],
         "decision": _rule(selections, loaded[keys[0]][1]),
@@ -125,6 +132,11 @@ def _keys(run: RunDir, label: str, wish: str) -> list[FoldKey]:
     if not chosen:
         raise ConfigError(f"--models {wish}: give {_ENSEMBLE}, or one of {', '.join(map(str, keys))}.")
     return chosen
+
+
+def _settings(method: Mapping[str, Any]) -> dict[str, Any]:
+    """What it takes to build a model; how it was trained stays with the run."""
+    return {name: method[name] for name in _SETTINGS}
 
 
 def _refuse_code(spec: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from wsi_mil.encoders import EncodeSpec
 from wsi_mil.ensembles import Ensemble, Source, open_source
 from wsi_mil.errors import ConfigError, SlideError
 from wsi_mil.evaluation import prediction_columns, prediction_frame, split_by_slide
+from wsi_mil.experiment import environment
 from wsi_mil.malloc import keep_freed_memory
 from wsi_mil.newcomers import Newcomers, accepted_headers, differences, find_newcomers, newcomer_study
 from wsi_mil.outcomes import Failure, Summary
@@ -83,17 +84,18 @@ def predict(
     encoding = EncodeSpec(encoder=encoder or "", weights=weights, device=device)
     if folder is None and root is not None:
         encoding = encoder_for(source, encoding, slides=root, out=out)
-    headers = {} if folder is None else accepted_headers(folder, source)
-    people = find_newcomers(
-        source.ensembles[0].task, table=table, spec=cohort, slides=root, ids=None if folder is None else list(headers)
-    )
+    headers, damaged = ({}, []) if folder is None else accepted_headers(folder, source)
+    ids = None if folder is None else sorted([*headers, *(failure.item for failure in damaged)])
+    people = find_newcomers(source.ensembles[0].task, table=table, spec=cohort, slides=root, ids=ids)
     target.claim(_config(source, people, headers, table=table, bags=folder, slides=ground))
-    failures: list[Failure] = []
+    target.write_environment(environment(train.torch_device(), 1))
+    wanted = {record.slide_id for record in people.cohort.records}
+    failures = [failure for failure in damaged if failure.item in wanted]
     if folder is None and root is not None and source.bundle is not None:
         folder, failures = make_bags(
             source.bundle, root, out=out, table=table, cohort=cohort, encoding=encoding, workers=workers
         )
-        headers = {} if folder is None else accepted_headers(folder, source)
+        headers = {} if folder is None else accepted_headers(folder, source)[0]
     if folder is None:
         return Summary(stage="predict", out=out, failures=tuple(failures))
     study = newcomer_study(people, BagStore(folder), headers)
@@ -280,9 +282,17 @@ def _notes(
         *people.cohort.warnings,
     ]
     if people.cohort.counts and not people.labelled:
-        name = people.task.target
-        notes.append(f"The table has no label of {name}. Map its column if it has another name: columns.{name}.")
+        names = people.label_columns
+        notes.append(
+            f"The table has no label of {', '.join(names)}. Where a column has another name, map it: "
+            f"{', '.join(f'columns.{name}' for name in names)}."
+        )
     rows = pd.concat(scored.frames) if scored.frames else pd.DataFrame({"in_training": []})
+    if source.known is None:
+        notes.append(
+            "Slides that the models were trained on cannot be recognised: the bundle was made without "
+            "--patient-hashes. An empty cell in column in_training says nothing here."
+        )
     own = rows[rows["in_training"] != ""]
     if len(own):
         unit = people.task.level

@@ -75,13 +75,6 @@ def one_vs_rest_auc(targets: Ints, probabilities: Floats) -> Floats:
     return np.array([auc(targets == column, probabilities[:, column]) for column in columns], dtype=np.float64)
 
 
-def one_vs_rest_average_precision(targets: Ints, probabilities: Floats) -> Floats:
-    """Average precision of each class against the rest (k,), NaN for a class that is absent; as `one_vs_rest_auc`."""
-    columns = range(probabilities.shape[1])
-    each = [average_precision(targets == column, probabilities[:, column]) for column in columns]
-    return np.array(each, dtype=np.float64)
-
-
 def macro(values: Floats) -> float:
     """Mean of the defined values; NaN when none is defined."""
     defined = values[np.isfinite(values)]

@@ -7,8 +7,7 @@ import numpy as np
 
 from wsi_mil.statistics.concordance import Concordance
 from wsi_mil.statistics.intervals import FEW, Interval, auc_interval, percentile_interval
-from wsi_mil.statistics.ranking import Bools, Floats, Ints
-from wsi_mil.statistics.regression import MIN_PATIENTS, regression
+from wsi_mil.statistics.ranking import Bools, Ints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,28 +48,6 @@ def concordance_subgroups(
                 interval=percentile_interval(np.empty(0)) if note else auc_interval(part),
                 note=note,
             )
-        )
-    return found
-
-
-def r2_subgroups(
-    levels: Sequence[str], patients: Ints, truth: Floats, predicted: Floats, *, weights: Floats
-) -> list[Subgroup]:
-    """R2 of each level against the mean of its own rows, sorted by name, from `MIN_PATIENTS` (10) patients on.
-
-    levels, patients, truth, predicted: (n,) of each row.   weights: (draws, n) bootstrap weights of the rows.
-    """
-    found = []
-    for level, rows in _rows(levels):
-        count = len(np.unique(patients[rows]))
-        note = _note(count, MIN_PATIENTS, "in it")
-        value = float("nan") if note else float(regression(truth[rows], predicted[rows]).r2[0])
-        if not note and not np.isfinite(value):
-            note = "all true numbers are equal"
-        samples = np.empty(0) if note else regression(truth[rows], predicted[rows], weights=weights[:, rows]).r2
-        interval = percentile_interval(samples)
-        found.append(
-            Subgroup(level=level, n_patients=count, counts=(count, count), value=value, interval=interval, note=note)
         )
     return found
 

@@ -226,7 +226,7 @@ def test_who_tells_everyone_the_curve_of_the_training_patients_at_four_cuts_scor
     ids=["folds", "external"],
 )
 def test_it_is_said_whose_outcomes_make_the_weights_and_the_null(external, weights, null, would):
-    design = design_of(SimpleNamespace(external=external, folds=_folds("ab", 2)))
+    design = design_of(SimpleNamespace(external=external, folds=_folds("ab", 2), config={}))
     _, at_a_time, brier, _ = survival_how(design)
     assert weights in at_a_time
     assert null in brier

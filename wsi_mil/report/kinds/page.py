@@ -81,12 +81,11 @@ def _html(engine: jinja2.Environment, name: str, context: dict[str, Any]) -> Mar
 
 def _summary(found: RunFindings, chapters: Sequence[Chapter]) -> dict[str, Any]:
     shared, one = found.shared, len(found.targets) == 1
-    sites = f" from {len(shared.flow.sites)} sites" if len(shared.flow.sites) > 1 else ""
-    whom = f"{shared.flow.patients} patients with {shared.flow.used} slides{sites}"
     question = (
         chapters[0].question
         if one
-        else f"Each model of a method predicts {len(found.targets)} targets at once: {_listed(found)}. Asked of {whom}."
+        else f"Each model of a method predicts {len(found.targets)} targets at once: {_listed(found)}. "
+        f"{wording.asked_of(shared.study)}"
     )
     return {
         "question": f"{question} {design_of(shared.study).unseen}",

@@ -4,6 +4,7 @@ from typing import Any
 
 import jinja2
 
+from wsi_mil.report.case_notes import pictures_note
 from wsi_mil.report.designs import design_of
 from wsi_mil.report.figures import colour_of
 from wsi_mil.report.kinds.cases import cases_shown
@@ -91,6 +92,9 @@ def _context(found: NumberFindings, names: Names) -> dict[str, Any]:
         ),
         "external": external,
         "cases_note": CASES_NOTE,
+        "pictures_note": pictures_note(
+            [case for cases in found.cases.values() for case in cases], external=found.study.external is not None
+        ),
         "gradient": gradient(),
         "methods": [_part(found, method, place, names) for place, method in enumerate(found.methods)],
     }

@@ -77,7 +77,6 @@ class SurvivalFigures:
     primary: Figure
     primary_bootstrap: Interval
     pooled: Figure
-    pooled_gap: float
     times: tuple[TimeAuc, ...]
     brier: BrierFigures
     groups: tuple[RiskGroup, ...]
@@ -90,8 +89,13 @@ class SurvivalFigures:
     """(repeat, seed) -> within-fold C-index of that training alone."""
 
     @property
+    def pooled_gap(self) -> float:
+        """Distance of the pooled C-index from the within-fold one; NaN where one of them is not defined."""
+        return abs(self.pooled.value - self.primary.value)
+
+    @property
     def flagged(self) -> bool:
-        """Pooled and within-fold C-index disagree: fold models score on different scales."""
+        """Pooled and within-fold C-index disagree."""
         return bool(self.pooled_gap > GAP)
 
 
@@ -119,7 +123,6 @@ def evaluate_survival(method: Answered, followed: Followed) -> SurvivalFigures:
         primary=primary,
         primary_bootstrap=_bootstrap(rows, patients, within, primary.interval),
         pooled=Figure(value=pooled.auc, interval=intervals.auc_interval(pooled)),
-        pooled_gap=abs(_c_index(rows, patients.ids, groups=_repeats(rows)).auc - within.auc),
         times=time_aucs(rows, patients.ids, patients.weights, followed),
         brier=brier_figures(rows, patients.ids, patients.weights, followed),
         groups=_groups(patients),
@@ -137,9 +140,6 @@ def _c_index(rows: Answers, ids: tuple[str, ...], *, groups: Ints) -> Concordanc
         rows.truth, rows.events, rows.predicted, groups=groups, patients=places, n_patients=len(ids)
     )
 
-
-def _repeats(rows: Answers) -> Ints:
-    return np.array([key.repeat for key in rows.keys], dtype=np.int64)
 
 
 def _pooled(patients: SurvivalPatients) -> Concordance:

@@ -8,6 +8,7 @@ import jinja2
 import numpy as np
 
 from wsi_mil.outcomes import Failure
+from wsi_mil.report.case_notes import pictures_note
 from wsi_mil.report.designs import Design, design_of
 from wsi_mil.report.figures import colour_of
 from wsi_mil.report.kinds.cases import cases_shown, worst_errors
@@ -150,6 +151,9 @@ def _context(found: SurvivalFindings, names: Names) -> dict[str, Any]:
         ),
         "together": () if design.external else (_dots(found),),
         "cases_note": CASES_NOTE if not design.one_group else CASES_NOTE.replace(" of their fold", ""),
+        "pictures_note": pictures_note(
+            [case for cases in found.cases.values() for case in cases], external=found.study.external is not None
+        ),
         "gradient": gradient(),
         "methods": [_part(found, method, place, names) for place, method in enumerate(found.methods)],
     }

@@ -9,7 +9,7 @@ from wsi_mil.report.kinds.records import TargetStudy
 from wsi_mil.report.kinds.survival import SurvivalFigures
 from wsi_mil.report.kinds.survival_times import Followed
 from wsi_mil.report.kinds.wording import about_left_out
-from wsi_mil.report.wording import number, p_value, span
+from wsi_mil.report.wording import GAP_REASONS, about_chance, number, p_value, span
 from wsi_mil.statistics.intervals import FEW
 
 
@@ -20,7 +20,7 @@ def survival_how(design: Design) -> tuple[str, ...]:
     else:
         pairs = "of patients tested in the same fold of the same repeat,"
         pooled = (
-            " The pooled one takes all pairs of patients' mean risks; a gap of more than 0.03 to it, repeat by repeat, "
+            " The pooled one takes all pairs of patients' mean risks; a gap of more than 0.03 to it "
             "is flagged."
         )
     if design.external:
@@ -141,11 +141,12 @@ def survival_warnings(study: TargetStudy, methods: Sequence[SurvivalFigures], fo
         lines.append(f"Only {events} patients had the event. Intervals follow the small-sample rule.")
     lines += [
         f"{method.label}: pooled C-index {number(method.pooled.value)} and within-fold C-index "
-        f"{number(method.primary.value)} differ by more than 0.03; the fold models may score on different scales. "
-        f"Trust the within-fold one."
+        f"{number(method.primary.value)} differ by more than 0.03; {GAP_REASONS}"
         for method in methods
         if method.flagged
     ]
+    best = max(methods, key=lambda method: np.nan_to_num(method.primary.value, nan=-1.0))
+    lines += about_chance(methods, best, what="C-index")
     undefined = {str(fold.key) for method in methods for fold in method.folds if not np.isfinite(fold.c_index)}
     if undefined and study.external is not None:
         lines.append("No C-index is defined: there is no event, or no pair.")

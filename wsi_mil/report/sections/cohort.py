@@ -10,6 +10,8 @@ from wsi_mil.report.pseudonyms import Names
 from wsi_mil.report.wording import spread
 
 TITLE = "Cohort"
+NO_LABEL = "no label"
+"""How the status of a slide without a label begins."""
 _SHOWN_ITEMS = 12
 _COUNTS = {
     "rows": "rows of the table",
@@ -37,7 +39,7 @@ def context(found: Findings, names: Names) -> dict[str, Any]:
         "mpp": figures.mpp_chart(found.flow.mpp) if found.flow.mpp else None,
         "mpp_words": _mpp(found.flow.mpp, found.flow.used),
         "tiles": _tiles(found.flow.tiles),
-        "counts": _counts((found.study.config.get("cohort") or {}).get("counts") or {}),
+        "counts": _counts((found.study.config.get("cohort") or {}).get("counts") or {}, _unlabelled(found)),
         "encoder": {name: value for name, value in names.facts(encoder).items() if _is_told(value)},
         "pathology": encoder.get("pathology"),
         "warnings": [names.text(str(line)) for line in (found.study.config.get("cohort") or {}).get("warnings") or ()],
@@ -49,9 +51,17 @@ def _is_told(value: Any) -> bool:
     return not isinstance(value, dict) and value not in (None, "", [])
 
 
-def _counts(counts: dict[str, Any]) -> list[tuple[str, Any]]:
-    """What was counted when the table was read and its files were looked for, in words."""
-    return [(words, counts[name]) for name, words in _COUNTS.items() if name in counts]
+def _counts(counts: dict[str, Any], unlabelled: int) -> list[tuple[str, Any]]:
+    """What was counted when the table was read and its files were looked for, in words.
+
+    unlabelled: rows left out for want of a label; the count of the table may be of another column's cells.
+    """
+    told = {name: unlabelled if name == "unlabelled" else counts[name] for name in _COUNTS if name in counts}
+    return [(_COUNTS[name], count) for name, count in told.items()]
+
+
+def _unlabelled(found: Findings) -> int:
+    return sum(count for reason, count, _ in found.flow.reasons if reason.startswith(NO_LABEL))
 
 
 def _few(items: list[str]) -> str:

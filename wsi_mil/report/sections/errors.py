@@ -5,6 +5,7 @@ from urllib.parse import urlencode
 
 from wsi_mil.heatmap import colour_table
 from wsi_mil.report import figures
+from wsi_mil.report.case_notes import pictures_note
 from wsi_mil.report.findings import Findings
 from wsi_mil.report.method_figures import MethodFigures
 from wsi_mil.report.pictures import Case
@@ -21,10 +22,12 @@ def context(found: Findings, names: Names) -> dict[str, Any]:
     return {
         "methods": [_method(found, method, place, names) for place, method in enumerate(found.methods)],
         "gradient": gradient(),
-        "external": found.study.external is not None,
+        "pictures_note": pictures_note(
+            [case for cases in found.cases.values() for case in cases], external=found.study.external is not None
+        ),
         "binary": found.study.binary,
         "positive": found.study.positive,
-        "linked": not names.hidden,
+        "linked": not names.hidden and any(one.picture for cases in found.cases.values() for one in cases),
     }
 
 
