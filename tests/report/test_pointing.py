@@ -6,6 +6,7 @@ import json
 import numpy as np
 
 from wsi_mil.heatmap import ScoreColumn
+from wsi_mil.report.case_notes import pictures_note
 from wsi_mil.report.evaluate import evaluate
 from wsi_mil.report.pictures import worst_cases
 from wsi_mil.report.pointing import NO_CUT, NO_CUT_OF_CLASSES, held_out_keys, point
@@ -138,7 +139,8 @@ def test_a_heat_map_of_classes_shows_the_predicted_one_and_says_so(make_run):
         decided = study.classes[figures.patients.decisions[case.place]]
         assert f"Class shown: {decided}." in case.picture.caption
         assert case.picture.heatmap.startswith("data:image/jpeg;base64,")
-        assert "not reachable" in case.picture.remark
+        assert not case.picture.thumbnail
+    assert "The slide files are not reachable" in pictures_note(cases, external=False)
 
 
 def test_errors_are_sorted_by_loss(make_run):

@@ -292,7 +292,8 @@ def test_missing_slides_are_said_and_the_rest_stands(tmp_path):
     assert summary.exit_code == 3
     assert {failure.outcome for failure in summary.failures} == {"no thumbnail"}
     page = _Page(run.report_path.read_text())
-    assert "The slide file is not reachable" in page.text
+    assert page.text.count("The slide files are not reachable") == 1
+    assert "give wsi-mil report RUN --slides DIR" in page.text
     assert re.search(r"P\d+_S0: its file P\d+_S0\.tif is not below .* with --slides DIR", page.text)
     assert sum(tag == "img" and "jpeg" in (a["src"] or "")[:20] for tag, a in page.elements) == 4  # heat maps stay
 
@@ -305,7 +306,7 @@ def test_a_slide_file_that_was_replaced_is_not_drawn_under_the_heat(tmp_path):
     assert {failure.outcome for failure in summary.failures} == {"no thumbnail"}
     assert all("is not the file that was scored" in failure.reason for failure in summary.failures)
     page = _Page(run.report_path.read_text())
-    assert "not the one that was scored, so no tissue is shown" in page.text
+    assert "not the ones that were scored, so no tissue is shown" in page.text
     assert sum(tag == "img" and "jpeg" in (a["src"] or "")[:20] for tag, a in page.elements) == 4  # heat on blank
 
 

@@ -98,6 +98,14 @@ def test_a_stride_wider_than_the_tile_leaves_gaps() -> None:
     assert np.flatnonzero(drawn[:, 0]).tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("n", [1, 8])
+def test_instances_a_pixel_apart_are_cells_of_their_own(n: int) -> None:
+    scores = make([(x, 0) for x in range(n)], range(n), tile=(1, 1), stride=(1, 1), size=(n, 1))
+    raster = rasterise(scores, "attention")
+    assert raster.values.tolist() == [list(range(n))]
+    assert raster.filled_l0 == (1.0, 1.0)
+
+
 def test_unknown_columns_and_empty_slides_are_refused() -> None:
     with pytest.raises(KeyError, match="there are attention"):
         rasterise(make([(0, 0)], [1.0]), "nothing")
@@ -149,6 +157,8 @@ def test_the_default_is_the_methods_own_and_of_the_predicted_class() -> None:
 
 def test_a_legend_says_what_colour_and_score_mean() -> None:
     assert "class b" in meaning(CONTRIBUTION, "raw")
+    number = meaning(CONTRIBUTION, "raw", classed=False)
+    assert number.endswith("Score: what the tile adds to the predicted b (below 0 it takes away).")
     assert "score lower" in meaning(ATTENTION, "percentile")
     assert "1 is uniform" in meaning(ATTENTION, "lift")
     assert "not importance" in caution(ATTENTION)

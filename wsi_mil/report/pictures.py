@@ -174,9 +174,7 @@ def _compose(
 ) -> Picture:
     if scores is None or column is None:
         remark = "No heat map: no tile scores are stored for this slide, or they cannot be drawn."
-        return Picture(
-            slide=slide, thumbnail=_jpeg(seen.thumbnail), heatmap="", caption="", remark=remark, tiles=()
-        )
+        return Picture(slide=slide, thumbnail=_jpeg(seen.thumbnail), heatmap="", caption="", remark=remark, tiles=())
     heat, caption = _heat(
         scores, seen.thumbnail, column, classed=len(study.classes) > 1, drawn_by=_drawn_by(study, keys[0])
     )

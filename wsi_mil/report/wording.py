@@ -124,8 +124,8 @@ def asked_of(study: Study, groups: str = "") -> str:
     return f"Asked of {patients} patients{groups} with {len(rows)} slides{where}{more}."
 
 
-def verdict(method: MethodFigures, found: Findings) -> str:
-    """The best method's figure and what an AUC means."""
+def verdict(method: MethodFigures, found: Findings, *, beside: str = "") -> str:
+    """The best method's figure and what an AUC means.   beside: what else must stand in the sentence of the AUC."""
     study = found.study
     if not np.isfinite(method.primary.value):
         where = "there are no" if design_of(study).one_group else "no test fold holds"
@@ -139,7 +139,7 @@ def verdict(method: MethodFigures, found: Findings) -> str:
     others = "the highest AUC" if len(found.methods) > 1 else "an AUC"
     return (
         f"{method.label} reached {others}: {number(method.primary.value)} "
-        f"(95 % interval {span(method.primary.interval)}). That means: {pair} rightly; 50 would be chance."
+        f"(95 % interval {span(method.primary.interval)}){beside}. That means: {pair} rightly; 50 would be chance."
         f"{f' The same was reached by {_listed(tied)}.' if tied else ''}"
     )
 
@@ -251,7 +251,15 @@ def warnings(found: Findings) -> list[str]:
 
 def run_warnings(found: Findings) -> list[str]:
     """Those of the run as a whole, whatever it predicts."""
-    return [*_trained_on(found), *_leaks(found), *_shift(found), *_encoder(found), *_left_out(found), *_untested(found)]
+    return [
+        *_trained_on(found),
+        *_leaks(found),
+        *_shift(found),
+        *_encoder(found),
+        *_left_out(found),
+        *_untested(found),
+        *unused_validation(found.study),
+    ]
 
 
 def figure_warnings(found: Findings) -> list[str]:
@@ -378,3 +386,17 @@ def _thresholds(found: Findings) -> list[str]:
     if found.study.external:
         return [f"Not every threshold was chosen by validation patients where the models were trained: {reasons[0]}."]
     return [f"The decision threshold of {len(fixed)} of {len(folds)} models is {'; or '.join(reasons)}."]
+
+
+def unused_validation(study: Study) -> list[str]:
+    """That patients were set aside for validation and chose no epoch, with the way to train on them."""
+    if study.external or (study.config.get("train") or {}).get("selection", "validation") == "none":
+        return []
+    kept = [one for method in study.methods for one in method.selections.values()]
+    unused = sum(one.chosen_by.startswith("fixed number of epochs") for one in kept)
+    if not unused:
+        return []
+    return [
+        f"The validation part was too small to choose the epoch of {unused} of {len(kept)} models, so these patients "
+        f"chose no epoch and trained nothing. With so few, train on them: --train.selection none."
+    ]

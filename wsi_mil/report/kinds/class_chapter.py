@@ -53,7 +53,7 @@ def class_chapter(part: ClassFindings, names: Names, templates: jinja2.Environme
     """Words, tables and charts."""
     found = part.found
     sentences = (
-        wording.verdict(found.best, found),
+        wording.verdict(found.best, found, beside=_kappa_words(part)),
         wording.called(found.best, found),
         _ordinal_words(part),
         wording.comparison(found),
@@ -97,8 +97,18 @@ def _ordinal_words(part: ClassFindings) -> str:
         return ""
     return (
         f"Its decisions are {number(best.steps.value)} steps off on average (95 % interval "
-        f"{span(best.steps.interval)}); quadratic kappa {number(best.kappa.value)} ({span(best.kappa.interval)}), "
-        f"0 being chance and 1 agreement throughout."
+        f"{span(best.steps.interval)})."
+    )
+
+
+def _kappa_words(part: ClassFindings) -> str:
+    """How far decisions agree with the order, to stand beside the AUC: an order can be found and no class hit."""
+    best = _best_ordinal(part)
+    if best is None:
+        return ""
+    return (
+        f"; quadratic kappa of its decisions {number(best.kappa.value)} ({span(best.kappa.interval)}), 0 being chance "
+        f"and 1 agreement throughout"
     )
 
 

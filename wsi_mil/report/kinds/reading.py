@@ -213,7 +213,8 @@ def _everyone(
             key: _bare(sorted(set(map(tuple, run.validation(label, key)[[*NUMBERED, "patient", "slide"]].to_numpy()))))
             for key in sorted(set(test.keys))
         }
-        methods.append(Trained(label=label, test=test, validation=validation, selections={}, target=""))
+        there = {key: run.selection(label, key) for key in validation if run.selection_path(label, key).is_file()}
+        methods.append(Trained(label=label, test=test, validation=validation, selections=there, target=""))
     return Study(
         classes=classes,
         target=str(shared["config"]["task"]["target"]),

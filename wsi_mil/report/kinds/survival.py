@@ -141,7 +141,6 @@ def _c_index(rows: Answers, ids: tuple[str, ...], *, groups: Ints) -> Concordanc
     )
 
 
-
 def _pooled(patients: SurvivalPatients) -> Concordance:
     everyone = np.arange(len(patients.ids))
     return survival_concordance(

@@ -19,10 +19,7 @@ def survival_how(design: Design) -> tuple[str, ...]:
         pairs, pooled = "of patients", ""
     else:
         pairs = "of patients tested in the same fold of the same repeat,"
-        pooled = (
-            " The pooled one takes all pairs of patients' mean risks; a gap of more than 0.03 to it "
-            "is flagged."
-        )
+        pooled = " The pooled one takes all pairs of patients' mean risks; a gap of more than 0.03 to it is flagged."
     if design.external:
         followed = "among these patients themselves, as is usual where models come from elsewhere"
         null = (
