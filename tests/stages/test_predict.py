@@ -145,3 +145,11 @@ def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
     torch.save({"kind": "mil_model", "weights": Evil()}, tmp_path / "checkpoint.ckpt")
     with pytest.raises(RunError, match="cannot be read"):
         load_model(tmp_path / "checkpoint.ckpt", CPU)
+
+
+def test_what_a_kill_left_half_written_is_gone_after_the_next_start(run, outside, tmp_path):
+    predict(run.path, bags=outside, out=tmp_path / "out", device="cpu")
+    left = tmp_path / "out" / "instance_scores" / ".x.h5.wsi-mil-5bce98f7-4194303.tmp"
+    left.write_bytes(b"half")
+    predict(run.path, bags=outside, out=tmp_path / "out", device="cpu")
+    assert not left.exists()

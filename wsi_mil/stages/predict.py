@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from tiling.atomic import write_bytes, write_text
+from tiling.atomic import remove_leftovers, write_bytes, write_text
 from tiling.discovery import find_slides
 from wsi_mil import __version__, domain_shift
 from wsi_mil.bags import Bag
@@ -88,6 +88,7 @@ def predict(
     ids = None if folder is None else sorted([*headers, *(failure.item for failure in damaged)])
     people = find_newcomers(source.ensembles[0].task, table=table, spec=cohort, slides=root, ids=ids)
     target.claim(_config(source, people, headers, table=table, bags=folder, slides=ground))
+    remove_leftovers(target.path)
     target.write_environment(environment(train.torch_device(), 1))
     wanted = {record.slide_id for record in people.cohort.records}
     failures = [failure for failure in damaged if failure.item in wanted]
