@@ -54,8 +54,13 @@ def raster_bytes(library: Library, opaque_id: str, method: str, models: str, col
     return rasterise(scores, column).values.astype("<f4").tobytes()
 
 
-def heat_data(scores: TileScores, column: ScoreColumn, *, address: dict[str, str]) -> dict[str, Any]:
-    """Everything beside the raster itself. `address` are the query parameters the raster is asked for with."""
+def heat_data(
+    scores: TileScores, column: ScoreColumn, *, address: dict[str, str], classed: bool = True
+) -> dict[str, Any]:
+    """Everything beside the raster itself. `address` are the query parameters the raster is asked for with.
+
+    classed: whether the target has classes, for the words.
+    """
     raster = rasterise(scores, column.name)
     rows, columns = raster.values.shape
     return {
@@ -69,7 +74,7 @@ def heat_data(scores: TileScores, column: ScoreColumn, *, address: dict[str, str
         "name": column.name,
         "kind": column.kind,
         "label": column.label,
-        "scales": {scale: meaning(column, scale) for scale in scales_of(column)},
+        "scales": {scale: meaning(column, scale, classed=classed) for scale in scales_of(column)},
         "colormap": default_colormap(column),
         "gallery": _top_tiles(scores, column.name),
     }

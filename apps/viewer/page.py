@@ -134,7 +134,7 @@ def _show(library: Library, method: str, case: Case) -> None:
     slide_viewer(
         {
             "slide": _slide_data(library, opaque, scores),
-            "heat": heat_data(scores, column, address=address),
+            "heat": heat_data(scores, column, address=address, classed=bool(case.probabilities)),
             "colormaps": colour_tables(),
             "note": _note(library, column, chosen, case),
         }
