@@ -164,6 +164,7 @@ def _draw(
     raster = rasterise(scores, column.name)
     picture = overlay(thumbnail, raster, scores.geometry, column=column, scale=shown)
     said = case.said + (f", label {case.label}" if case.label else "")
+    told = meaning(column, shown, classed=bool(case.probabilities))
     of_class = f" · {column.label}" if column.label and column.label not in column.name else ""
     return figure(
         picture,
@@ -172,7 +173,7 @@ def _draw(
         mpp=scores.geometry.mpp[0] * width_l0 / thumbnail.shape[1],
         title=f"{case.slide_id} · {method} · {column.name}{of_class}",
         lines=(said, _NOTE.get(kind, "drawn by models of this run").format(", ".join(map(str, case.keys)))),
-        legend=f"{meaning(column, shown, classed=bool(case.probabilities))} {caution(column)} Research use only, not for diagnosis.",
+        legend=f"{told} {caution(column)} Research use only, not for diagnosis.",
     )
 
 
