@@ -8,6 +8,8 @@ from typing import Any
 from wsi_mil.errors import StoreError
 
 SCHEMA_VERSION = 1
+NO_SLIDE = "no slide"
+"""`mpp_source` of bags that were not made from slides; their pixel sizes mean nothing."""
 _FOOTPRINT_TOLERANCE = 0.02
 
 

@@ -14,6 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from wsi_mil import __version__
+from wsi_mil.bag_header import NO_SLIDE
 from wsi_mil.cohort import Cohort, CohortSpec, SlideRecord, read_cohort, sites_of_patients
 from wsi_mil.datasets import Item, values_of
 from wsi_mil.errors import CohortError, StoreError
@@ -295,6 +296,8 @@ def encoder_config(header: BagHeader) -> dict[str, Any]:
         "tile_um",
     )
     kept = {name: getattr(header, name) for name in fields}
+    if header.mpp_source == NO_SLIDE:
+        kept.pop("pathology")  # nobody knows on what such features were trained
     mpp = header.tile_um / header.tile_px
     return dict(_plain({"name": header.encoder, "mpp": mpp, "dim": header.dim, **kept, "contract": header.contract}))
 

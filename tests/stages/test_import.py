@@ -74,7 +74,9 @@ def test_the_next_command_works_with_the_stored_folds(classic, tmp_path):
         train=TrainSpec(epochs=1, selection="none", device="cpu"),
     )
     assert summary.exit_code == 0
-    assert len(RunDir(tmp_path / "run").predictions()) == 24
+    run = RunDir(tmp_path / "run")
+    assert len(run.predictions()) == 24
+    assert "pathology" not in run.config()["encoder"], "nobody knows on what the features were trained"
 
 
 @pytest.mark.parametrize("content", [b"", b"PK no zip", None])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from wsi_mil.bag_header import BagHeader
+from wsi_mil.bag_header import NO_SLIDE, BagHeader
 from wsi_mil.classic_bags import ClassicBags, read_classic
 from wsi_mil.interop import Imported, ImportedBag
 
@@ -46,7 +46,7 @@ def _facts(found: ClassicBags, n: int) -> dict[str, Any]:
     """A header of bags that are no slides; `write_bag` fills in n and dim."""
     return {
         "mpp": (1.0, 1.0),
-        "mpp_source": "no slide",
+        "mpp_source": NO_SLIDE,
         "mpp_effective": (1.0, 1.0),
         "level0_size": (n, 1),
         "bounds_l0": (0, 0, n, 1),
