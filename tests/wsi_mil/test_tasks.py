@@ -197,7 +197,7 @@ def test_a_step_without_any_label_of_a_target_has_a_gradient_of_nothing():
     assert logits.grad[0, 2] != 0
 
 
-@pytest.mark.parametrize("spec", [{}, {"kind": "ordinal"}])
+@pytest.mark.parametrize("spec", [{}, {"kind": "ordinal", "classes": ("a", "b", "c")}])
 def test_a_task_comes_back_from_its_configuration(spec):
     task = resolve(rows("a", "b", "c"), **spec)
     assert Task.from_config(json.loads(json.dumps(task.as_config()))) == task
