@@ -34,7 +34,7 @@ def test_methods_are_called_different_only_when_the_corrected_test_says_so(found
 
 def test_a_clear_difference_is_named_with_its_direction(found):
     words = wording.comparison(found(patients=80, signal=(("weak", 0.1), ("strong", 2.5))))
-    assert "strong above weak" in words
+    assert "strong better than weak" in words
     assert "weak above strong" not in words
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from wsi_mil.report.audit import class_counts, tested_rows
 from wsi_mil.report.designs import design_of
-from wsi_mil.report.findings import Findings
+from wsi_mil.report.findings import Comparison, Findings
 from wsi_mil.report.method_figures import Figure, MethodFigures
 from wsi_mil.report.study import Study
 from wsi_mil.statistics import decisions
@@ -160,9 +160,14 @@ def called(method: MethodFigures, found: Findings) -> str:
 
 def comparison(found: Findings) -> str:
     """Whether the methods differ by more than chance."""
-    if len(found.methods) < 2:
+    return compared_words(found.comparisons, n_methods=len(found.methods), higher_is_better=True)
+
+
+def compared_words(compared: Sequence[Comparison], *, n_methods: int, higher_is_better: bool) -> str:
+    """Whether the methods differ by more than chance; empty for a single method."""
+    if n_methods < 2:
         return ""
-    tested = [one for one in found.comparisons if np.isfinite(one.p_corrected)]
+    tested = [one for one in compared if np.isfinite(one.p_corrected)]
     apart = [one for one in tested if one.p_corrected < ALPHA]
     caution = "The best of several methods, picked after the test, looks better than it is."
     if not tested:
@@ -174,9 +179,11 @@ def comparison(found: Findings) -> str:
             f"over {pairs}, no p below {ALPHA}). {caution}"
         )
     pairs = "; ".join(
-        f"{high} above {low} (p {p_value(one.p_corrected)})"
+        f"{better} better than {worse} (p {p_value(one.p_corrected)})"
         for one in apart
-        for high, low in [(one.first, one.second) if one.test.difference > 0 else (one.second, one.first)]
+        for better, worse in [
+            (one.first, one.second) if (one.test.difference > 0) == higher_is_better else (one.second, one.first)
+        ]
     )
     return f"Larger than chance allows (paired tests, Holm-corrected): {pairs}. {caution}"
 

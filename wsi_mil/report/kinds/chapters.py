@@ -9,12 +9,12 @@ from markupsafe import Markup
 
 from wsi_mil.outcomes import Failure
 from wsi_mil.report.figures import Chart
+from wsi_mil.report.findings import Comparison
 from wsi_mil.report.kinds.records import Target
 from wsi_mil.report.method_figures import Figure
 from wsi_mil.report.pictures import Picture
-from wsi_mil.report.wording import number, p_value, signed, span
+from wsi_mil.report.wording import ALPHA, number, p_value, signed, span
 from wsi_mil.runs import FoldKey
-from wsi_mil.statistics.comparison import PairedTest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,19 +116,6 @@ class Chapter:
     how_html: Markup = field(default_factory=Markup)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """Two methods of the run on the same patients and models."""
-
-    first: str
-    second: str
-    patients: int
-    test: PairedTest
-    p_corrected: float
-    """Holm, over all pairs of the run."""
-
-
-ALPHA = 0.05
 PARTS = (("compared", "Methods compared"), ("methods", "Each method"), ("errors", "Worst errors"))
 """Of numbers and times, each with a template."""
 
@@ -151,7 +138,7 @@ def words_cells(*words: str) -> tuple[Cell, ...]:
     return tuple(Cell(words=one) for one in words)
 
 
-def comparison_table(compared: tuple[Compared, ...], *, what: str, digits: int) -> Table:
+def comparison_table(compared: tuple[Comparison, ...], *, what: str, digits: int) -> Table:
     """Paired tests. what: the figure whose difference is tested."""
     return Table(
         head=("First", "Second", "Patients", f"{what} difference", "95 % interval", "p", "p, corrected"),
@@ -167,30 +154,7 @@ def comparison_table(compared: tuple[Compared, ...], *, what: str, digits: int) 
     )
 
 
-def comparison_words(compared: tuple[Compared, ...], *, n_methods: int, higher_is_better: bool) -> str:
-    """Whether the methods differ by more than chance; empty for a single method."""
-    if n_methods < 2:
-        return ""
-    tested = [one for one in compared if one.p_corrected == one.p_corrected]
-    apart = [one for one in tested if one.p_corrected < ALPHA]
-    caution = "The best of several methods, picked after the test, looks better than it is."
-    if not tested:
-        return f"The methods could not be tested against each other with so few patients. {caution}"
-    if not apart:
-        pairs = f"{len(tested)} pairs" if len(tested) > 1 else "1 pair"
-        return (
-            f"With these patients, no method can be said to be better than another (paired tests, Holm-corrected "
-            f"over {pairs}, no p below {ALPHA}). {caution}"
-        )
-    named = [
-        (one.first, one.second, one) if (one.test.difference > 0) == higher_is_better else (one.second, one.first, one)
-        for one in apart
-    ]
-    pairs = "; ".join(f"{better} better than {worse} (p {p_value(one.p_corrected)})" for better, worse, one in named)
-    return f"Larger than chance allows (paired tests, Holm-corrected): {pairs}. {caution}"
-
-
-def comparison_frame(compared: tuple[Compared, ...], *, what: str) -> pd.DataFrame:
+def comparison_frame(compared: tuple[Comparison, ...], *, what: str) -> pd.DataFrame:
     """The tests for machines."""
     columns = ["first", "second", "patients", f"{what}_difference", "low", "high", "p", "p_holm"]
     rows = [

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from wsi_mil.report.kinds.chapters import Compared
+from wsi_mil.report.findings import Comparison
 from wsi_mil.report.kinds.records import Answers
 from wsi_mil.report.resampling import patient_weights, places_of
 from wsi_mil.statistics.comparison import PairedTest, holm
@@ -32,7 +32,7 @@ def weights_of(rows: Answers, groups: Ints) -> Floats:
 
 def compare_methods(
     methods: Sequence[tuple[str, Answers]], test: Callable[[Answers, Answers], PairedTest]
-) -> tuple[Compared, ...]:
+) -> tuple[Comparison, ...]:
     """Every pair of methods on the patients and models that both judged, Holm-corrected together.
 
     methods: (label, rows of patients, sorted).   test: of two sets of rows of the same patients in the same order.
@@ -49,6 +49,6 @@ def compare_methods(
             found.append((first, second, len(set(here.patients)), test(here, there)))
     corrected = holm([one.p for *_, one in found])
     return tuple(
-        Compared(first=first, second=second, patients=n, test=one, p_corrected=p)
+        Comparison(first=first, second=second, patients=n, test=one, p_corrected=p)
         for (first, second, n, one), p in zip(found, corrected, strict=True)
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from wsi_mil.outcomes import Failure
+from wsi_mil.report.findings import Comparison
 from wsi_mil.report.kinds.cases import worst_errors
-from wsi_mil.report.kinds.chapters import Compared
 from wsi_mil.report.kinds.pairs import compare_methods
 from wsi_mil.report.kinds.records import TargetStudy
 from wsi_mil.report.kinds.regression import NumberFigures, compare_numbers, evaluate_numbers
@@ -22,7 +22,7 @@ class NumberFindings:
 
     study: TargetStudy
     methods: tuple[NumberFigures, ...]
-    comparisons: tuple[Compared, ...]
+    comparisons: tuple[Comparison, ...]
     cases: dict[str, tuple[Case, ...]]
     failures: tuple[Failure, ...]
 

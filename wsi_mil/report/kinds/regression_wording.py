@@ -3,11 +3,10 @@
 import numpy as np
 
 from wsi_mil.report.designs import Design
-from wsi_mil.report.kinds.chapters import comparison_words
 from wsi_mil.report.kinds.regression import NumberFigures
 from wsi_mil.report.kinds.regression_findings import NumberFindings
 from wsi_mil.report.kinds.wording import about_left_out
-from wsi_mil.report.wording import number, span
+from wsi_mil.report.wording import compared_words, number, span
 from wsi_mil.statistics.regression import MIN_PATIENTS
 
 _FIGURES = (
@@ -80,7 +79,7 @@ def largest_error(found: NumberFindings) -> str:
 
 def number_comparison(found: NumberFindings) -> str:
     """Whether the methods differ by more than chance."""
-    return comparison_words(found.comparisons, n_methods=len(found.methods), higher_is_better=False)
+    return compared_words(found.comparisons, n_methods=len(found.methods), higher_is_better=False)
 
 
 def number_warnings(found: NumberFindings) -> list[str]:

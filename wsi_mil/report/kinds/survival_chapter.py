@@ -11,17 +11,16 @@ from wsi_mil.outcomes import Failure
 from wsi_mil.report.case_notes import pictures_note
 from wsi_mil.report.designs import Design, design_of
 from wsi_mil.report.figures import colour_of
+from wsi_mil.report.findings import Comparison
 from wsi_mil.report.kinds.cases import cases_shown, worst_errors
 from wsi_mil.report.kinds.chapters import (
     Cell,
     Chapter,
-    Compared,
     Line,
     MethodPart,
     Shown,
     Table,
     comparison_table,
-    comparison_words,
     figure_cell,
     rendered,
     words_cells,
@@ -48,7 +47,7 @@ from wsi_mil.report.pictures import Case
 from wsi_mil.report.pseudonyms import Names
 from wsi_mil.report.sections.errors import gradient
 from wsi_mil.report.study import Study
-from wsi_mil.report.wording import number, p_value, span
+from wsi_mil.report.wording import compared_words, number, p_value, span
 from wsi_mil.statistics.comparison import PairedTest, compare_aucs
 
 PRIMARY = "C-index"
@@ -62,7 +61,7 @@ class SurvivalFindings:
     study: TargetStudy
     followed: Followed
     methods: tuple[SurvivalFigures, ...]
-    comparisons: tuple[Compared, ...]
+    comparisons: tuple[Comparison, ...]
     cases: dict[str, tuple[Case, ...]]
     failures: tuple[Failure, ...]
 
@@ -115,7 +114,7 @@ def _compare(first: Answers, second: Answers) -> PairedTest:
 
 def survival_chapter(found: SurvivalFindings, names: Names, templates: jinja2.Environment) -> Chapter:
     """Words, tables and charts."""
-    compare = comparison_words(found.comparisons, n_methods=len(found.methods), higher_is_better=True)
+    compare = compared_words(found.comparisons, n_methods=len(found.methods), higher_is_better=True)
     study, best, digits = found.study, found.best, found.digits
     design = design_of(study)
     verdict = survival_verdict(best, design, alone=len(found.methods) == 1)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from wsi_mil.report.kinds.chapters import Compared, comparison_frame, interval_of, judged_by
+from wsi_mil.report.findings import Comparison
+from wsi_mil.report.kinds.chapters import comparison_frame, interval_of, judged_by
 from wsi_mil.report.kinds.records import TargetStudy
 from wsi_mil.report.kinds.survival import SurvivalFigures
 from wsi_mil.report.method_figures import Figure
@@ -13,7 +14,7 @@ from wsi_mil.report.pseudonyms import Names
 
 
 def survival_metrics(
-    study: TargetStudy, methods: Sequence[SurvivalFigures], comparisons: tuple[Compared, ...]
+    study: TargetStudy, methods: Sequence[SurvivalFigures], comparisons: tuple[Comparison, ...]
 ) -> dict[str, Any]:
     """All numbers of the chapter."""
     return {
@@ -28,7 +29,7 @@ def survival_metrics(
 
 
 def survival_tables(
-    methods: Sequence[SurvivalFigures], comparisons: tuple[Compared, ...], names: Names
+    methods: Sequence[SurvivalFigures], comparisons: tuple[Comparison, ...], names: Names
 ) -> dict[str, pd.DataFrame]:
     """File name -> table."""
     return {
