@@ -273,8 +273,10 @@ def _check_start(method: MethodSpec, baseline: MethodSpec, study: Study) -> None
 
 def _in_turn(jobs: Sequence[_Job], bar: Bar, workers: int) -> Iterator[tuple[_Job, str]]:
     """Those that start from another method's trained model come after all others."""
-    first = [job for job in jobs if _baseline(job.method, job.study) is None]
-    for some in (first, [job for job in jobs if job not in first]):
+    methods = {job.method.shown: job.method for job in jobs}
+    late = {label for label, method in methods.items() if _baseline(method, jobs[0].study) is not None}
+    for wanted in (False, True):
+        some = [job for job in jobs if (job.method.shown in late) == wanted]
         yield from _in_processes(some, bar, workers) if min(workers, len(some)) > 1 else _here(some, bar)
 
 

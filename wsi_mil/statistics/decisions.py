@@ -76,11 +76,6 @@ def recalls(matrix: NDArray[np.int64]) -> Floats:
     return _ratios(np.diag(matrix), matrix.sum(axis=1))
 
 
-def precisions(matrix: NDArray[np.int64]) -> Floats:
-    """Share of each decision that was right (k,); NaN for a class that nobody was called."""
-    return _ratios(np.diag(matrix), matrix.sum(axis=0))
-
-
 def balanced_accuracy(matrix: NDArray[np.int64]) -> float:
     """Mean recall of the classes that are present."""
     found = recalls(matrix)
