@@ -408,3 +408,15 @@ def test_the_balance_of_every_part_is_told_by_site(finished):
     tested = balance[(balance["fold"] == 0) & (balance["part"] == "test")]
     assert tested["patients"].sum() == ((folds["fold"] == 0) & (folds["part"] == "test")).sum()
     assert set(tested["site"]) <= {"site0", "site1", "site2"}
+
+
+def test_a_method_starts_from_the_trained_model_of_another_of_the_same_fold(study, tmp_path):
+    """It is listed first and trained last; without its baseline it is refused before the folder is taken."""
+    student = MethodSpec(name="mhim", label="student", objective={"init_from": "base"})
+    base = MethodSpec(name="mhim", label="base")
+    short = TrainSpec(**vars(TRAIN) | {"epochs": 1})
+    summary = crossval(study[0], **wishes(study, tmp_path / "run", methods=[student, base], train=short))
+    assert (summary.failures, len(summary.done)) == ((), 6)
+    with pytest.raises(ConfigError, match="is no method of this run"):
+        crossval(study[0], **wishes(study, tmp_path / "other", methods=[student], train=short))
+    assert not (tmp_path / "other").exists()
