@@ -12,6 +12,17 @@ def derive_seed(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
+def seed_step(seed: int, device: torch.device) -> None:
+    """Set the global generators that a step on `device` draws from.
+
+    `torch.manual_seed` also notes the seed for every kind of device that was never used, with a stack trace each: over
+    a millisecond, more than a step on a small bag takes.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
 @contextmanager
 def own_randomness(device: torch.device) -> Iterator[None]:
     """Leave global randomness as it was; on the CPU, sums in one order only."""

@@ -27,7 +27,7 @@ from wsi_mil.datasets import BagDataset, check_batches, plan_epoch, read_ahead, 
 from wsi_mil.errors import ConfigError, RunError
 from wsi_mil.evaluation import answer_each, stacked_logits
 from wsi_mil.models._base import MILModel, Objective, Progress
-from wsi_mil.randomness import derive_seed, own_randomness
+from wsi_mil.randomness import derive_seed, own_randomness, seed_step
 from wsi_mil.runs import Selection, write_frame
 from wsi_mil.targets._base import Balance, labelled
 from wsi_mil.tasks import Task, check_training
@@ -210,11 +210,12 @@ class _Loop:
     def _loss(self, batch: BagBatch, indices: list[int], *, n_batches: int) -> torch.Tensor:
         """Sum of the objective's terms on one batch, with the randomness of this step."""
         target = self.task.tensor(self.train.values[indices]).to(self.device)
-        torch.manual_seed(derive_seed(self.seed, self.at.epoch, self.at.step, _MODEL))
+        seed = derive_seed(self.seed, self.at.epoch, self.at.step, _MODEL)
+        seed_step(seed, self.device)
         progress = Progress(
             step=self.at.epoch * n_batches + self.at.step,
             total_steps=self.spec.epochs * n_batches,
-            generator=torch.Generator(self.device).manual_seed(torch.initial_seed()),
+            generator=torch.Generator(self.device).manual_seed(seed),
         )
         with self.fabric.autocast():
             terms = self.objective.loss(self.model, batch, target, progress)
