@@ -24,12 +24,12 @@ from safetensors.torch import save as save_tensors
 
 from tiling.atomic import atomic_folder, write_bytes
 from tiling.grid import TileSpec, TissueSpec
-from wsi_mil.domain_shift import Training, from_arrays, to_arrays
 from wsi_mil.errors import StoreError
 from wsi_mil.methods import MethodSpec, build
 from wsi_mil.models._base import MILModel
 from wsi_mil.runs import FoldKey, Selection
 from wsi_mil.tasks import Task
+from wsi_mil.transfer.domain_shift import Training, from_arrays, to_arrays
 
 SCHEMA_VERSION = 2
 _CONTENTS, _CARD, _TRAINING, _PATIENTS = "bundle.json", "model_card.md", "training.safetensors", "patients.json"

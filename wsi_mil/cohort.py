@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tiling.discovery import Discovery, SlideSource, find_slides
-from wsi_mil.enrolment import Enrolment, Fixes, Problems, enrol, fixes_by_id, match_rows, patient_pattern
 from wsi_mil.errors import CohortError, ConfigError
-from wsi_mil.fixes import FILE_NAME
-from wsi_mil.fold_files import ValidationDraw, read_folds
-from wsi_mil.matching import SlideIndex, index_ids, index_sources
-from wsi_mil.records import Cohort, CohortSpec, Exclusion, SlideRecord
+from wsi_mil.folding.files import ValidationDraw, read_folds
 from wsi_mil.splits import Fold, FoldSpec, check_folds, make_folds, stratum_of
-from wsi_mil.tables import read_table, rename_columns, spelled_alike
+from wsi_mil.table.enrolment import Enrolment, Fixes, Problems, enrol, fixes_by_id, match_rows, patient_pattern
+from wsi_mil.table.files import read_table, rename_columns, spelled_alike
+from wsi_mil.table.fixes import FILE_NAME
+from wsi_mil.table.matching import SlideIndex, index_ids, index_sources
+from wsi_mil.table.records import Cohort, CohortSpec, Exclusion, SlideRecord
 
 __all__ = [
     "Cohort",

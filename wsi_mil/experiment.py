@@ -15,11 +15,11 @@ import torch
 
 from tiling.atomic import remove_leftovers
 from wsi_mil import __version__
-from wsi_mil.checkpoints import load_model, save_model
-from wsi_mil.choices import Choices, choose_cuts
-from wsi_mil.datasets import BagDataset, BagReader, Cache, Item, values_of
 from wsi_mil.errors import CohortError, ConfigError, RunError, UserError
-from wsi_mil.evaluation import (
+from wsi_mil.fitting.checkpoints import load_model, save_model
+from wsi_mil.fitting.choices import Choices, choose_cuts
+from wsi_mil.fitting.datasets import BagDataset, BagReader, Cache, Item, values_of
+from wsi_mil.fitting.evaluation import (
     Answer,
     answer_each,
     answers_by_target,
@@ -28,24 +28,24 @@ from wsi_mil.evaluation import (
     prediction_frame,
     split_by_slide,
 )
-from wsi_mil.faithfulness import judge_of_classes, measure_bags
+from wsi_mil.fitting.search_spec import SearchSpec
+from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.malloc import keep_freed_memory
 from wsi_mil.methods import MethodSpec, build, override, rehearse, score_columns
 from wsi_mil.models._base import MILModel
 from wsi_mil.outcomes import Failure
 from wsi_mil.progress import Bar, progress
+from wsi_mil.results.faithfulness import judge_of_classes, measure_bags
 from wsi_mil.runs import FoldKey, RunDir, write_frame
-from wsi_mil.search_spec import SearchSpec
 from wsi_mil.splits import Fold, folds_to_frame
 from wsi_mil.study import Study, cohort_frame
 from wsi_mil.targets._base import Answers
 from wsi_mil.tasks import Task, check_training
-from wsi_mil.train_spec import TrainSpec
 from wsi_mil.training import FitFiles, check_metric, fit, weights_seed
 from wsi_mil.workers import run_in_processes
 
 if TYPE_CHECKING:
-    from wsi_mil.search import Found
+    from wsi_mil.fitting.search import Found
 
 _LOG = logging.getLogger(__name__)
 _PACKAGES = ("torch", "lightning", "numpy", "pandas", "h5py", "timm")
@@ -112,7 +112,7 @@ def plan_methods(
         rehearse(method, in_dim=study.in_dim, task=study.task, bags_per_step=spec.bags_per_step)
         _check_baseline(method, spec, study, plans)
         if search.trials:
-            from wsi_mil.search import check_space
+            from wsi_mil.fitting.search import check_space
 
             check_space(method, spec, search, task=study.task, in_dim=study.in_dim, balance=study.balance)
     return plans
@@ -390,7 +390,7 @@ def _train_one(job: _Job, on_epoch: Callable[[str], None]) -> None:
 
 
 def _searched(job: _Job, train: BagDataset, on_epoch: Callable[[str], None]) -> "Found":
-    from wsi_mil.search import search
+    from wsi_mil.fitting.search import search
 
     return search(
         job.method,

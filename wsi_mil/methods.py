@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from wsi_mil.bags import Bag, pack
-from wsi_mil.datasets import check_batches
 from wsi_mil.errors import ConfigError, UserError
+from wsi_mil.fitting.datasets import check_batches
 from wsi_mil.lookup import find_model, find_regulariser
 from wsi_mil.models._base import BagObjective, MILModel, Objective, Progress, StoredScores
 from wsi_mil.tasks import Task

@@ -13,8 +13,8 @@ import yaml
 from tiling.atomic import write_text
 from wsi_mil.errors import RunError
 from wsi_mil.heatmap import TileScores
-from wsi_mil.run_reading import NUMBERED, numbered, read_config, read_frame, read_json
-from wsi_mil.score_files import read_scores, write_scores
+from wsi_mil.results.reading import NUMBERED, numbered, read_config, read_frame, read_json
+from wsi_mil.results.score_files import read_scores, write_scores
 from wsi_mil.statistics.decisions import Threshold
 
 __all__ = [

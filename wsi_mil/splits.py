@@ -2,10 +2,10 @@
 
 Without sites: patients are dealt so that folds differ by one patient at most, in each class and in total. A patient of
 several labels (slides of different classes, several targets) counts for each of them; counts are then as even as moves
-and swaps can make them (wsi_mil.dealing). With sites: whole sites are assigned so that classes and sizes are even
-(wsi_mil.site_folds), or each site is a test part of its own. The validation part is a stratified fraction of what is
-left after the test part. The same seed gives the same folds, whatever the order of the mapping and the spelling of the
-classes. Targets that are no class come as strata (wsi_mil.strata).
+and swaps can make them (wsi_mil.folding.dealing). With sites: whole sites are assigned so that classes and sizes are
+even (wsi_mil.folding.sites), or each site is a test part of its own. The validation part is a stratified fraction of
+what is left after the test part. The same seed gives the same folds, whatever the order of the mapping and the spelling
+of the classes. Targets that are no class come as strata (wsi_mil.folding.strata).
 """
 
 from collections import Counter
@@ -13,9 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from wsi_mil.dealing import deal, hold_out
 from wsi_mil.errors import CohortError, ConfigError
-from wsi_mil.folds import (
+from wsi_mil.folding.dealing import deal, hold_out
+from wsi_mil.folding.folds import (
     ADVICE,
     ALLOW_ABSENT,
     Fold,
@@ -27,8 +27,8 @@ from wsi_mil.folds import (
     folds_to_frame,
     names_of,
 )
-from wsi_mil.site_folds import assign_sites, choose_validation_sites
-from wsi_mil.strata import strata_of_numbers, strata_of_survival
+from wsi_mil.folding.sites import assign_sites, choose_validation_sites
+from wsi_mil.folding.strata import strata_of_numbers, strata_of_survival
 
 __all__ = [
     "Fold",

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from wsi_mil import __version__
 from wsi_mil.bag_header import NO_SLIDE
 from wsi_mil.cohort import Cohort, CohortSpec, SlideRecord, read_cohort, sites_of_patients
-from wsi_mil.datasets import Item, values_of
 from wsi_mil.errors import CohortError, StoreError
+from wsi_mil.fitting.datasets import Item, values_of
 from wsi_mil.methods import MethodSpec
 from wsi_mil.splits import Fold, folds_to_frame
 from wsi_mil.store import BagHeader, BagStore, check_one_contract

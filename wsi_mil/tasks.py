@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wsi_mil.enrolment import RESERVED
 from wsi_mil.errors import CohortError, ConfigError
 from wsi_mil.models._base import Criterion, MILModel
-from wsi_mil.tables import spelled_alike
+from wsi_mil.table.enrolment import RESERVED
+from wsi_mil.table.files import spelled_alike
 from wsi_mil.targets import (
     Cells,
     ClassTarget,

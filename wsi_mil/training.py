@@ -21,17 +21,17 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.wrappers import _FabricOptimizer
 
 from wsi_mil.bags import Bag, BagBatch, pack
-from wsi_mil.boards import Boards
-from wsi_mil.checkpoints import State, load_state, save_state
-from wsi_mil.datasets import BagDataset, check_batches, plan_epoch, read_ahead, sample_tiles
 from wsi_mil.errors import ConfigError, RunError
-from wsi_mil.evaluation import answer_each, stacked_logits
+from wsi_mil.fitting.boards import Boards
+from wsi_mil.fitting.checkpoints import State, load_state, save_state
+from wsi_mil.fitting.datasets import BagDataset, check_batches, plan_epoch, read_ahead, sample_tiles
+from wsi_mil.fitting.evaluation import answer_each, stacked_logits
+from wsi_mil.fitting.randomness import derive_seed, own_randomness, seed_step
+from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.models._base import MILModel, Objective, Progress
-from wsi_mil.randomness import derive_seed, own_randomness, seed_step
 from wsi_mil.runs import Selection, write_frame
 from wsi_mil.targets._base import Balance, labelled
 from wsi_mil.tasks import Task, check_training
-from wsi_mil.train_spec import TrainSpec
 
 _LOG = logging.getLogger(__name__)
 _PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from apps.viewer.library import Library
-from wsi_mil.cases import Case
 from wsi_mil.errors import RunError
 from wsi_mil.heatmap import (
     COLORMAPS,
@@ -20,6 +19,7 @@ from wsi_mil.heatmap import (
     rasterise,
     scales_of,
 )
+from wsi_mil.results.cases import Case
 from wsi_mil.runs import FoldKey, RunDir
 
 MEAN = "mean"

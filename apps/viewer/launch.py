@@ -13,8 +13,8 @@ from streamlit import config as streamlit_config
 
 from apps.viewer.library import Library, install
 from apps.viewer.routes import routes
-from wsi_mil.cases import check_tested
 from wsi_mil.errors import ConfigError
+from wsi_mil.results.cases import check_tested
 from wsi_mil.runs import RunDir
 
 _LAST_PORT = 65_535

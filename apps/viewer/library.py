@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from apps.viewer.tiles import jpeg, render_base, render_region, render_tile
 from tiling.slide import Slide
-from wsi_mil.cases import Case, SlideFinder, read_cases, slides_root
+from wsi_mil.results.cases import Case, SlideFinder, read_cases, slides_root
 from wsi_mil.runs import RunDir
 
 _HOUR_S = 3600

@@ -11,9 +11,9 @@ from apps.viewer.heat import MEAN, colour_tables, heat_data, models_of, scores_o
 from apps.viewer.library import Library, current
 from apps.viewer.routes import BASE
 from apps.viewer.tiles import OVERLAP_PX, TILE_PX, Pyramid
-from wsi_mil.cases import Case, check_same_slide
 from wsi_mil.errors import RunError, UserError
 from wsi_mil.heatmap import ScoreColumn, TileScores, caution, default_column
+from wsi_mil.results.cases import Case, check_same_slide
 
 _STYLE = """
 <style>

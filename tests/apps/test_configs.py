@@ -7,11 +7,11 @@ import pytest
 import yaml
 
 from apps.arguments import parse, parser_for
+from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.lookup import model_names, regulariser_names
 from wsi_mil.methods import override, rehearse, resolve_methods
 from wsi_mil.stages.crossval import crossval
 from wsi_mil.tasks import class_task
-from wsi_mil.train_spec import TrainSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))

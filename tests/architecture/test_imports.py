@@ -32,7 +32,7 @@ BANS: dict[str, tuple[str, ...]] = {
 OWNERS: dict[str, tuple[str, ...]] = {
     "openslide": ("tiling.slide",),
     "lightning": ("wsi_mil.training",),
-    "h5py": ("tiling.store", "wsi_mil.store", "wsi_mil.score_files"),
+    "h5py": ("tiling.store", "wsi_mil.store", "wsi_mil.results.score_files"),
     "streamlit": ("apps.viewer",),
     "timm": ("wsi_mil.encoders",),
     "jsonargparse": ("apps.arguments",),

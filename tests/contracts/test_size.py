@@ -7,7 +7,7 @@ from torch.utils._pytree import tree_flatten
 
 from wsi_mil.bags import pack
 from wsi_mil.lookup import model_names, regulariser_names
-from wsi_mil.method_costs import made_up_bag
+from wsi_mil.measuring.costs import made_up_bag
 from wsi_mil.methods import MethodSpec, build
 from wsi_mil.models._base import Progress
 from wsi_mil.tasks import class_task

@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.runs import RunDir
 from wsi_mil.splits import FoldSpec
 from wsi_mil.stages.crossval import crossval
 from wsi_mil.statistics.concordance import concordance
 from wsi_mil.tasks import TaskSpec
-from wsi_mil.train_spec import TrainSpec
 
 N_COHORTS = 40
 TRAIN = TrainSpec(epochs=4, lr=2e-2, device="cpu", bags_per_step=8, metric="auc")

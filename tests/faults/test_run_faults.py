@@ -12,18 +12,18 @@ import pytest
 from apps.cli import main
 from apps.viewer.library import Signer
 from wsi_mil.errors import ConfigError, RunError, UserError
+from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.report.audit import audit
 from wsi_mil.report.pseudonyms import Names
 from wsi_mil.report.study import read_study
+from wsi_mil.results.score_files import read_scores
 from wsi_mil.runs import FoldKey, RunDir, write_frame
-from wsi_mil.score_files import read_scores
 from wsi_mil.splits import FoldSpec, make_folds
 from wsi_mil.stages.crossval import crossval
 from wsi_mil.stages.heatmap import heatmap
 from wsi_mil.stages.predict import predict
 from wsi_mil.stages.report import report
 from wsi_mil.tasks import TaskSpec
-from wsi_mil.train_spec import TrainSpec
 
 KEY = FoldKey(0, 0, 0)
 MODEL = f"models/abmil/{KEY}"

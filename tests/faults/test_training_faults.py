@@ -11,15 +11,15 @@ import pandas as pd
 import pytest
 from torch.utils.data import DataLoader
 
-from wsi_mil.datasets import BagDataset, BagReader, Item
 from wsi_mil.errors import RunError
+from wsi_mil.fitting.datasets import BagDataset, BagReader, Item
+from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.runs import FoldKey, RunDir
 from wsi_mil.splits import FoldSpec
 from wsi_mil.stages.crossval import crossval
 from wsi_mil.statistics.ranking import auc
 from wsi_mil.store import BagStore, write_bag
 from wsi_mil.tasks import TaskSpec
-from wsi_mil.train_spec import TrainSpec
 
 TRAIN = TrainSpec(epochs=4, lr=1e-2, selection="none", device="cpu")
 TASK = TaskSpec(target="label")
@@ -146,7 +146,7 @@ from pathlib import Path
 from wsi_mil.stages.crossval import crossval
 from wsi_mil.splits import FoldSpec
 from wsi_mil.tasks import TaskSpec
-from wsi_mil.train_spec import TrainSpec
+from wsi_mil.fitting.spec import TrainSpec
 folder = Path(sys.argv[1])
 train = TrainSpec(epochs=1, selection="none", device="cpu", cache="none", bags_per_step=1)
 summary = crossval(folder / "labels.csv", bags=folder / "bags", out=folder / "run", task=TaskSpec(target="label"),

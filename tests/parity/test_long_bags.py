@@ -6,7 +6,7 @@ from torch import nn
 
 from wsi_mil.bags import pack
 from wsi_mil.lookup import find_model
-from wsi_mil.method_costs import made_up_bag
+from wsi_mil.measuring.costs import made_up_bag
 from wsi_mil.models import _recompute, _spatial, ilra, rrt, transmil
 from wsi_mil.models._spatial import Smoothing, adjacency
 

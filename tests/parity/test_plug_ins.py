@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from wsi_mil.checkpoints import load_model, save_model
 from wsi_mil.contracts import Subject, check_law, sees_no_label, trains_every_parameter
 from wsi_mil.errors import ConfigError
+from wsi_mil.fitting.checkpoints import load_model, save_model
 from wsi_mil.lookup import find_model, find_regulariser
 from wsi_mil.methods import MethodSpec, build, parse_method, rehearse
 from wsi_mil.models._base import Progress

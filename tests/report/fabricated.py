@@ -10,9 +10,9 @@ import pandas as pd
 import tifffile
 
 from tiling.slide import read_header
-from wsi_mil.confinement import Association, Confined
+from wsi_mil.folding.confinement import Association, Confined
 from wsi_mil.heatmap import ScoreColumn, TileGeometry, TileScores
-from wsi_mil.leakage import LeakageAudit, LeakageFinding, Side, write_leakage
+from wsi_mil.leaks.leakage import LeakageAudit, LeakageFinding, Side, write_leakage
 from wsi_mil.runs import FoldKey, RunDir, Selection, write_frame
 
 SIDE_L0, TILE_L0 = 1536, 128

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from wsi_mil import domain_shift
 from wsi_mil.errors import RunError
 from wsi_mil.report import shift
 from wsi_mil.report.external import TRAINED_ON
@@ -16,6 +15,7 @@ from wsi_mil.report.sections.tripod import ITEMS, items_for
 from wsi_mil.report.study import read_study
 from wsi_mil.runs import FoldKey, RunDir, Selection, write_frame
 from wsi_mil.stages.report import report
+from wsi_mil.transfer import domain_shift
 
 KEY = FoldKey(0, 0, 0)
 SOURCE = "0.5, since validation holds 4 patients of its smaller class, 10 are needed"

@@ -5,7 +5,7 @@ import pytest
 
 from apps import cli
 from wsi_mil.errors import ConfigError
-from wsi_mil.method_costs import CostJob, MethodCost, Unmeasured, made_up_bag, measure, measure_apart, peak_mib
+from wsi_mil.measuring.costs import CostJob, MethodCost, Unmeasured, made_up_bag, measure, measure_apart, peak_mib
 from wsi_mil.methods import MethodSpec
 from wsi_mil.stages import bench_methods as stage
 from wsi_mil.stages.bench_methods import as_markdown, bench_methods

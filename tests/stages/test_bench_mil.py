@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from apps import cli
-from wsi_mil import classic_training
-from wsi_mil.classic_bags import read_classic
-from wsi_mil.classic_training import ClassicJob, held_out, train_and_test
 from wsi_mil.errors import ConfigError, StoreError
+from wsi_mil.fitting.spec import TrainSpec
+from wsi_mil.measuring import classic_training
+from wsi_mil.measuring.classic_bags import read_classic
+from wsi_mil.measuring.classic_training import ClassicJob, held_out, train_and_test
 from wsi_mil.methods import MethodSpec, resolve_methods
 from wsi_mil.stages import bench_mil as stage
 from wsi_mil.stages.bench_mil import PUBLISHED, bench_mil, summarise
-from wsi_mil.train_spec import TrainSpec
 from wsi_mil.training import fit
 
 TRAIN = TrainSpec(epochs=12, lr=5e-2, selection="none", device="cpu")

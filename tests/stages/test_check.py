@@ -288,7 +288,7 @@ def test_findings_are_told_where_fixes_cannot_be_written(lab, monkeypatch):
     def full(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("wsi_mil.fixes.write_text", full)
+    monkeypatch.setattr("wsi_mil.table.fixes.write_text", full)
     summary = check(lab / "cohort.csv", slides=lab / "slides")
     assert set(EVERYTHING_WRONG) <= set(kinds(summary))
     assert "cannot be written" in notes(summary)

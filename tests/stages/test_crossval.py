@@ -13,17 +13,17 @@ import torch
 from jsonargparse import ArgumentParser
 
 from wsi_mil import experiment
-from wsi_mil.cases import read_cases
 from wsi_mil.cohort import CohortSpec
 from wsi_mil.errors import CohortError, ConfigError, RunError, StoreError
+from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.methods import MethodSpec
 from wsi_mil.report.evaluate import evaluate
 from wsi_mil.report.study import read_study
+from wsi_mil.results.cases import read_cases
 from wsi_mil.runs import FoldKey, RunDir
 from wsi_mil.splits import FoldSpec
 from wsi_mil.stages.crossval import crossval
 from wsi_mil.tasks import TaskSpec
-from wsi_mil.train_spec import TrainSpec
 
 TRAIN = TrainSpec(epochs=3, lr=1e-2, selection="none", device="cpu")
 TASK = TaskSpec(target="label", classes=("normal", "tumour"))

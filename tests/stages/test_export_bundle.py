@@ -13,10 +13,9 @@ from tiling.atomic import temporary_path
 from wsi_mil.bundle import _digest as bundle_digest
 from wsi_mil.bundle import card_path, open_bundle
 from wsi_mil.errors import CohortError, ConfigError, RunError, StoreError
-from wsi_mil.model_card import model_card
-from wsi_mil.records import CohortSpec
+from wsi_mil.fitting.search_spec import SearchSpec
+from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.runs import FoldKey, RunDir, write_frame
-from wsi_mil.search_spec import SearchSpec
 from wsi_mil.splits import FoldSpec
 from wsi_mil.stages.check import check
 from wsi_mil.stages.crossval import crossval
@@ -25,9 +24,10 @@ from wsi_mil.stages.predict import predict
 from wsi_mil.stages.report import report
 from wsi_mil.stages.train import train as train_whole
 from wsi_mil.statistics.decisions import choose_threshold
+from wsi_mil.table.records import CohortSpec
 from wsi_mil.targets import TargetSpec
 from wsi_mil.tasks import TaskSpec
-from wsi_mil.train_spec import TrainSpec
+from wsi_mil.transfer.model_card import model_card
 
 KEY = FoldKey(0, 0, 0)
 WEIGHTS = f"models/{KEY}.safetensors"

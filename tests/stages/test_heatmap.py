@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from wsi_mil.cases import read_cases
 from wsi_mil.errors import ConfigError, RunError
+from wsi_mil.results.cases import read_cases
 from wsi_mil.runs import FoldKey, RunDir
 from wsi_mil.stages.heatmap import heatmap
 

@@ -5,13 +5,13 @@ import pandas as pd
 import pytest
 
 from wsi_mil.errors import StoreError
+from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.runs import RunDir
 from wsi_mil.splits import FoldSpec
 from wsi_mil.stages.crossval import crossval
 from wsi_mil.stages.import_bags import import_bags
 from wsi_mil.store import BagStore
 from wsi_mil.tasks import TaskSpec
-from wsi_mil.train_spec import TrainSpec
 
 
 @pytest.fixture

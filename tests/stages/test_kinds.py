@@ -6,8 +6,9 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from wsi_mil.checkpoints import load_model
 from wsi_mil.errors import CohortError, ConfigError
+from wsi_mil.fitting.checkpoints import load_model
+from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.runs import RunDir
 from wsi_mil.splits import FoldSpec
 from wsi_mil.stages.crossval import crossval
@@ -16,7 +17,6 @@ from wsi_mil.statistics.ranking import auc
 from wsi_mil.statistics.survival_concordance import survival_concordance
 from wsi_mil.targets import ClassTarget, RegressionTarget, TargetSpec
 from wsi_mil.tasks import Task, TaskSpec
-from wsi_mil.train_spec import TrainSpec
 
 
 def harrell_c(times, events, risks):

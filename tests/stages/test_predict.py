@@ -5,9 +5,10 @@ import pandas as pd
 import pytest
 import torch
 
-from wsi_mil.checkpoints import load_model, save_model
 from wsi_mil.errors import RunError, StoreError
-from wsi_mil.evaluation import answer, probabilities
+from wsi_mil.fitting.checkpoints import load_model, save_model
+from wsi_mil.fitting.evaluation import answer, probabilities
+from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.methods import MethodSpec, build, parse_method
 from wsi_mil.runs import FoldKey, RunDir, write_frame
 from wsi_mil.splits import FoldSpec
@@ -15,7 +16,6 @@ from wsi_mil.stages.crossval import crossval
 from wsi_mil.stages.predict import predict
 from wsi_mil.store import BagStore
 from wsi_mil.tasks import TaskSpec, class_task
-from wsi_mil.train_spec import TrainSpec
 
 CPU = torch.device("cpu")
 

@@ -13,6 +13,7 @@ from tiling.grid import TileSpec
 from wsi_mil.bundle import open_bundle
 from wsi_mil.encoders import EncodeSpec, open_encoder
 from wsi_mil.errors import ConfigError
+from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.runs import RunDir, write_frame
 from wsi_mil.splits import FoldSpec
 from wsi_mil.stages.crossval import crossval
@@ -22,7 +23,6 @@ from wsi_mil.stages.predict import predict
 from wsi_mil.stages.tile import tile
 from wsi_mil.store import BagStore
 from wsi_mil.tasks import TaskSpec
-from wsi_mil.train_spec import TrainSpec
 
 
 def rows_of(out: Path) -> pd.DataFrame:

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.runs import RunDir
 from wsi_mil.splits import FoldSpec
 from wsi_mil.stages.crossval import crossval
@@ -13,7 +14,6 @@ from wsi_mil.stages.report import report
 from wsi_mil.statistics.ranking import auc
 from wsi_mil.targets import TargetSpec
 from wsi_mil.tasks import TaskSpec
-from wsi_mil.train_spec import TrainSpec
 
 pytestmark = pytest.mark.long
 

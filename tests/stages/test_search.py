@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 
 from wsi_mil.errors import ConfigError
+from wsi_mil.fitting.search_spec import SearchSpec
+from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.runs import RunDir
-from wsi_mil.search_spec import SearchSpec
 from wsi_mil.splits import FoldSpec
 from wsi_mil.stages.crossval import crossval
 from wsi_mil.tasks import TaskSpec
-from wsi_mil.train_spec import TrainSpec
 
 TRAIN = TrainSpec(epochs=3, lr=1e-2, device="cpu", bags_per_step=8, patience=None)
 SEARCH = SearchSpec(trials=3, inner_folds=2, space={"train.lr": {"low": 1e-6, "high": 3e-2, "log": True}})
@@ -133,7 +133,7 @@ def test_a_search_that_cannot_be_made_is_refused_at_once(planted, tmp_path, sear
 
 
 def test_a_trial_that_breaks_is_recorded_and_the_others_decide(planted, tmp_path, monkeypatch):
-    from wsi_mil import search as searching
+    from wsi_mil.fitting import search as searching
 
     whole = searching.fit
 

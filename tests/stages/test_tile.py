@@ -16,9 +16,9 @@ from tiling.grid import TileSpec
 from tiling.store import grid_is_complete, read_grid
 from wsi_mil.errors import ConfigError
 from wsi_mil.outcomes import Summary
-from wsi_mil.records import CohortSpec
 from wsi_mil.stages import tile as stage
 from wsi_mil.stages.tile import tile
+from wsi_mil.table.records import CohortSpec
 
 SPEC = TileSpec(tile_px=128)
 GOOD = ("a", "b", "c")

@@ -1,14 +1,14 @@
 import pytest
 
 from apps.arguments import parse, parser_for
-from wsi_mil.cases import check_tested
 from wsi_mil.errors import ConfigError, RunError
+from wsi_mil.fitting.spec import TrainSpec
+from wsi_mil.results.cases import check_tested
 from wsi_mil.runs import FoldKey, RunDir
 from wsi_mil.splits import HoldOutSpec
 from wsi_mil.stages.heatmap import heatmap
 from wsi_mil.stages.train import train, whole_cohort
 from wsi_mil.tasks import TaskSpec
-from wsi_mil.train_spec import TrainSpec
 
 KEY = FoldKey(0, 0, 0)
 

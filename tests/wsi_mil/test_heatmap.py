@@ -25,7 +25,7 @@ from wsi_mil.heatmap import (
     scales_of,
     shade,
 )
-from wsi_mil.heatmap_figure import figure
+from wsi_mil.results.heatmap_figure import figure
 
 ATTENTION = ScoreColumn(name="attention", kind="attention", label=None)
 CONTRIBUTION = ScoreColumn(name="contribution:b", kind="contribution", label="b")

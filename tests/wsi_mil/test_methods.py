@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from wsi_mil.errors import ConfigError
+from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.methods import MethodSpec, _typed, build, override, parse_method, rehearse, resolve_methods
 from wsi_mil.tasks import class_task
-from wsi_mil.train_spec import TrainSpec
 
 TASK = class_task("label", ("no", "yes"))
 

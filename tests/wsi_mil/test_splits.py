@@ -10,9 +10,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from wsi_mil import dealing
 from wsi_mil.errors import CohortError, ConfigError
-from wsi_mil.site_folds import assign_sites
+from wsi_mil.folding import dealing
+from wsi_mil.folding.sites import assign_sites
 from wsi_mil.splits import Fold, check_folds, folds_from_frame, folds_to_frame, make_folds, stratum_of
 
 FEW = settings(derandomize=True, max_examples=40, deadline=None)

@@ -8,15 +8,15 @@ import pandas as pd
 import pytest
 import torch
 
-from wsi_mil.datasets import BagDataset, BagReader, Item
 from wsi_mil.errors import ConfigError
-from wsi_mil.evaluation import answer_each, class_logits, probabilities
+from wsi_mil.fitting.datasets import BagDataset, BagReader, Item
+from wsi_mil.fitting.evaluation import answer_each, class_logits, probabilities
+from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.methods import MethodSpec, build, parse_method
 from wsi_mil.models._base import BagObjective
 from wsi_mil.statistics.ranking import auc
 from wsi_mil.store import BagStore
 from wsi_mil.tasks import class_task
-from wsi_mil.train_spec import TrainSpec
 from wsi_mil.training import FitFiles, fit, weights_seed, why_fixed
 
 TASK = class_task("label", ("normal", "tumour"))

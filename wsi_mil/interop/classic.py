@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from wsi_mil.bag_header import NO_SLIDE, BagHeader
-from wsi_mil.classic_bags import ClassicBags, read_classic
 from wsi_mil.interop import Imported, ImportedBag
+from wsi_mil.measuring.classic_bags import ClassicBags, read_classic
 
 
 def recognises(path: Path) -> bool:

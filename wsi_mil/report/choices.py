@@ -8,7 +8,7 @@ from wsi_mil.report.study import Trained
 from wsi_mil.runs import Selection
 
 _MEAN = "mean over the models of: "
-"""How models that answer together word the calibration of each (wsi_mil.ensembles)."""
+"""How models that answer together word the calibration of each (wsi_mil.transfer.ensembles)."""
 
 Counted = tuple[tuple[str, int], ...]
 """(how, models), most frequent first."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import shapely
 
+from wsi_mil.annotations.lesions import Lesions, lesions_of, mark
 from wsi_mil.heatmap import TileScores
-from wsi_mil.lesions import Lesions, lesions_of, mark
 from wsi_mil.report.study import Study
 from wsi_mil.statistics.froc import Froc, SlideMarks, froc, score_interval
 from wsi_mil.statistics.intervals import Interval

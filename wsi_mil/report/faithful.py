@@ -9,7 +9,7 @@ import pandas as pd
 from wsi_mil.errors import RunError
 from wsi_mil.outcomes import Failure
 from wsi_mil.report.study import Study
-from wsi_mil.run_reading import read_frame
+from wsi_mil.results.reading import read_frame
 from wsi_mil.statistics.faithfulness import CURVES, STEPS, Faithfulness, summarise
 from wsi_mil.statistics.ranking import Floats, macro
 

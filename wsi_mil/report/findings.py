@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from wsi_mil.errors import UserError
-from wsi_mil.leakage import LeakageAudit, read_leakage
+from wsi_mil.leaks.leakage import LeakageAudit, read_leakage
 from wsi_mil.outcomes import Failure
 from wsi_mil.progress import progress
 from wsi_mil.report.audit import Audit, Flow, audit, cohort_flow

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from wsi_mil.leakage import LeakageAudit
+from wsi_mil.leaks.leakage import LeakageAudit
 from wsi_mil.report.choices import Choices
 from wsi_mil.report.designs import design_of
 from wsi_mil.report.detection import Detection

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from tiling.slide import Slide
-from wsi_mil.annotations import read_polygons
-from wsi_mil.cases import SlideFinder, check_same_slide
+from wsi_mil.annotations.reading import read_polygons
 from wsi_mil.errors import UserError
 from wsi_mil.heatmap import ScoreColumn, TileGeometry, TileScores, default_column, meaning, overlay, rasterise
 from wsi_mil.outcomes import Failure
 from wsi_mil.report.pointing import held_out_keys
 from wsi_mil.report.study import Study
 from wsi_mil.report.tile_pictures import Place, choose_tiles, cut_tiles, mark_tiles
+from wsi_mil.results.cases import SlideFinder, check_same_slide
 from wsi_mil.runs import FoldKey
 from wsi_mil.statistics.ranking import Floats, Ints
 

@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import shapely
 
-from wsi_mil.annotations import lesion_fraction, read_polygons
+from wsi_mil.annotations.reading import lesion_fraction, read_polygons
 from wsi_mil.errors import UserError
 from wsi_mil.heatmap import ScoreColumn, TileScores
 from wsi_mil.outcomes import Failure
 from wsi_mil.report.detection import Detection, Detector, detection_of
 from wsi_mil.report.study import Study
+from wsi_mil.results.thresholds import threshold_of
 from wsi_mil.runs import FoldKey
 from wsi_mil.statistics.froc import SlideMarks
 from wsi_mil.statistics.intervals import Interval
@@ -26,7 +27,6 @@ from wsi_mil.statistics.localisation import (
     mean_interval,
 )
 from wsi_mil.statistics.ranking import Bools, Floats
-from wsi_mil.thresholds import threshold_of
 
 LESION_TILE = 0.5
 """A tile counts as lesion when the annotation covers at least this share of it."""

@@ -8,7 +8,7 @@ from wsi_mil.errors import RunError
 from wsi_mil.outcomes import Failure
 from wsi_mil.report.pictures import data_uri
 from wsi_mil.report.study import Study
-from wsi_mil.run_reading import read_frame, read_text
+from wsi_mil.results.reading import read_frame, read_text
 
 FAR = 0.95
 """A slide farther from the training slides than this share of them are from each other is unlike them."""

@@ -10,7 +10,7 @@ import pandas as pd
 
 from wsi_mil.errors import RunError
 from wsi_mil.report.external import USED, External, admit, refuse_unlabelled
-from wsi_mil.run_reading import GIVE_AGAIN, NUMBERED
+from wsi_mil.results.reading import GIVE_AGAIN, NUMBERED
 from wsi_mil.runs import FoldKey, RunDir, Selection
 from wsi_mil.statistics.ranking import Floats, Ints
 

@@ -1,7 +1,7 @@
 """Stage `bench methods`: what a training step and an evaluation of each method cost on this machine, by bag size.
 
-Each figure comes from a process of its own (`wsi_mil.method_costs`). Rows are written as they come, and those that are
-there for the same versions and threads are not measured again; others are replaced.
+Each figure comes from a process of its own (`wsi_mil.measuring.costs`). Rows are written as they come, and those that
+are there for the same versions and threads are not measured again; others are replaced.
 """
 
 import json
@@ -19,7 +19,7 @@ from tiling.atomic import write_text
 from wsi_mil import __version__
 from wsi_mil.errors import ConfigError
 from wsi_mil.lookup import model_names
-from wsi_mil.method_costs import PACKED, CostJob, MethodCost, measure_apart
+from wsi_mil.measuring.costs import PACKED, CostJob, MethodCost, measure_apart
 from wsi_mil.methods import MethodSpec, resolve_methods
 from wsi_mil.outcomes import Failure, Summary
 from wsi_mil.progress import progress

@@ -8,19 +8,19 @@ from pathlib import Path
 from tiling.discovery import SUFFIXES as SLIDE_SUFFIXES
 from tiling.discovery import Discovery, SlideSource
 from tiling.slide import Slide, SlideHeader, read_header
-from wsi_mil import findings as find
+from wsi_mil.checking import findings as find
+from wsi_mil.checking.explain import explain_folder, explain_h5, explain_method, explain_slide
+from wsi_mil.checking.findings import Finding
 from wsi_mil.cohort import CohortSpec, Scan, find_sources, scan_cohort
-from wsi_mil.enrolment import fixes_by_id
 from wsi_mil.errors import CohortError, ConfigError, SlideError
-from wsi_mil.explain import explain_folder, explain_h5, explain_method, explain_slide
-from wsi_mil.findings import Finding
-from wsi_mil.fixes import FILE_NAME, Fix, read_fixes, write_fixes
-from wsi_mil.matching import index_sources
 from wsi_mil.outcomes import Failure, Summary
 from wsi_mil.progress import progress
-from wsi_mil.records import SlideRecord
-from wsi_mil.tables import SUFFIXES as TABLE_SUFFIXES
-from wsi_mil.tables import did_you_mean
+from wsi_mil.table.enrolment import fixes_by_id
+from wsi_mil.table.files import SUFFIXES as TABLE_SUFFIXES
+from wsi_mil.table.files import did_you_mean
+from wsi_mil.table.fixes import FILE_NAME, Fix, read_fixes, write_fixes
+from wsi_mil.table.matching import index_sources
+from wsi_mil.table.records import SlideRecord
 
 _OTHER_TABLES = (".xls", ".xlsb", ".ods", ".numbers")  # refused with the cure, not taken for slides
 _DEEP_MPP = 32.0

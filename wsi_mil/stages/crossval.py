@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from wsi_mil.errors import ConfigError
+from wsi_mil.fitting.search_spec import SearchSpec
+from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.methods import MethodSpec, resolve_methods
 from wsi_mil.outcomes import Summary
-from wsi_mil.records import CohortSpec
 from wsi_mil.runs import RunDir, write_frame
-from wsi_mil.search_spec import SearchSpec
 from wsi_mil.splits import FoldSpec, fold_notes
+from wsi_mil.table.records import CohortSpec
 from wsi_mil.tasks import TaskSpec
-from wsi_mil.train_spec import TrainSpec
 
 
 def crossval(
@@ -52,10 +52,10 @@ def crossval(
         raise ConfigError(f"workers is {workers}; it must be 1 or more.")
     specs = resolve_methods(methods)
     from wsi_mil.cohort import folds_for
-    from wsi_mil.confinement import balance_frame
     from wsi_mil.experiment import begin, check_parts, collect_predictions, plan_methods, train_all
-    from wsi_mil.leak_search import audit_before, find_same_slides
-    from wsi_mil.leakage import refuse_leaks
+    from wsi_mil.folding.confinement import balance_frame
+    from wsi_mil.leaks.leakage import refuse_leaks
+    from wsi_mil.leaks.search import audit_before, find_same_slides
     from wsi_mil.study import open_study, study_config
 
     study = open_study(table, bags=bags, task=task, cohort=cohort, slides=slides, allow_missing=allow_missing)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from tiling.atomic import write_bytes
 from tiling.grid import TileSpec
 from wsi_mil.demo.compose import compose_cohort, plan_cohort
+from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.methods import MethodSpec
 from wsi_mil.outcomes import Summary
 from wsi_mil.runs import RunDir
@@ -20,7 +21,6 @@ from wsi_mil.stages.predict import predict
 from wsi_mil.stages.report import report
 from wsi_mil.stages.tile import tile
 from wsi_mil.tasks import TaskSpec
-from wsi_mil.train_spec import TrainSpec
 
 _SCAN = "CMU-1-Small-Region.svs"
 _ABOUT = (

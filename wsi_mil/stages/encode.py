@@ -23,8 +23,8 @@ from wsi_mil.malloc import keep_freed_memory
 from wsi_mil.outcomes import Failure, Summary
 from wsi_mil.progress import progress
 from wsi_mil.reading import SlideJob, most_failed
-from wsi_mil.records import Exclusion
 from wsi_mil.store import read_bag_header, read_failed, why_incomplete, write_bag
+from wsi_mil.table.records import Exclusion
 
 _LOG = logging.getLogger(__name__)
 _COLUMNS = ("slide", "outcome", "tiles", "failed_tiles", "dim", "encoder", "contract_breach", "reason")

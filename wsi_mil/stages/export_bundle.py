@@ -17,19 +17,19 @@ from tiling.grid import TileSpec
 from tiling.store import read_grid
 from wsi_mil import __version__
 from wsi_mil.bundle import Kind, Known, card_path, write_bundle
-from wsi_mil.cases import SlideFinder
-from wsi_mil.checkpoints import load_model, method_of
-from wsi_mil.domain_shift import Measured, Training, measure
-from wsi_mil.ensembles import mean_selection, methods_of
 from wsi_mil.errors import ConfigError, SlideError, StoreError
-from wsi_mil.model_card import RESEARCH_USE, model_card
+from wsi_mil.fitting.checkpoints import load_model, method_of
 from wsi_mil.outcomes import Summary
 from wsi_mil.progress import progress
-from wsi_mil.run_reading import read_json
+from wsi_mil.results.cases import SlideFinder
+from wsi_mil.results.reading import read_json
 from wsi_mil.runs import FoldKey, RunDir, Selection
 from wsi_mil.store import BagHeader, BagStore
 from wsi_mil.targets import ClassTarget
 from wsi_mil.tasks import Task
+from wsi_mil.transfer.domain_shift import Measured, Training, measure
+from wsi_mil.transfer.ensembles import mean_selection, methods_of
+from wsi_mil.transfer.model_card import RESEARCH_USE, model_card
 
 _ENSEMBLE = "ensemble"
 _SETTINGS = ("label", "name", "params", "objective", "regularisers")

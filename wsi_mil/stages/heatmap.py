@@ -11,7 +11,6 @@ from PIL import Image
 
 from tiling.atomic import write_bytes
 from tiling.slide import Slide
-from wsi_mil.cases import Case, SlideFinder, check_same_slide, check_tested, read_cases, slides_root
 from wsi_mil.errors import ConfigError, RunError, UserError
 from wsi_mil.heatmap import (
     Scale,
@@ -28,9 +27,10 @@ from wsi_mil.heatmap import (
     scales_of,
     shade,
 )
-from wsi_mil.heatmap_figure import figure
 from wsi_mil.outcomes import Failure, Summary
 from wsi_mil.progress import progress
+from wsi_mil.results.cases import Case, SlideFinder, check_same_slide, check_tested, read_cases, slides_root
+from wsi_mil.results.heatmap_figure import figure
 from wsi_mil.runs import RunDir
 
 _WIDEST_PX = 20_000

@@ -6,11 +6,11 @@ from pathlib import Path
 from wsi_mil.bundle import Bundle
 from wsi_mil.cohort import CohortSpec
 from wsi_mil.encoders import EncodeSpec, open_encoder
-from wsi_mil.ensembles import Source
 from wsi_mil.errors import ConfigError
 from wsi_mil.outcomes import Failure
 from wsi_mil.stages.encode import encode
 from wsi_mil.stages.tile import tile
+from wsi_mil.transfer.ensembles import Source
 
 
 def encoder_for(source: Source, wish: EncodeSpec, *, slides: Path, out: Path) -> EncodeSpec:

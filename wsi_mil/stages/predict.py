@@ -13,28 +13,29 @@ import torch
 
 from tiling.atomic import remove_leftovers, write_bytes, write_text
 from tiling.discovery import find_slides
-from wsi_mil import __version__, domain_shift
+from wsi_mil import __version__
 from wsi_mil.bags import Bag
 from wsi_mil.bundle import Bundle
-from wsi_mil.datasets import Item, join_slides
-from wsi_mil.domain_shift import Measured
 from wsi_mil.encoders import EncodeSpec
-from wsi_mil.ensembles import Ensemble, Source, open_source
 from wsi_mil.errors import ConfigError, SlideError
-from wsi_mil.evaluation import prediction_columns, prediction_frame, split_by_slide
 from wsi_mil.experiment import environment
+from wsi_mil.fitting.datasets import Item, join_slides
+from wsi_mil.fitting.evaluation import prediction_columns, prediction_frame, split_by_slide
+from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.malloc import keep_freed_memory
-from wsi_mil.newcomers import Newcomers, accepted_headers, differences, find_newcomers, newcomer_study
 from wsi_mil.outcomes import Failure, Summary
 from wsi_mil.progress import progress
-from wsi_mil.records import CohortSpec
 from wsi_mil.runs import FoldKey, RunDir, write_frame
 from wsi_mil.splits import Fold, folds_to_frame
 from wsi_mil.stages.heatmap import heatmap
 from wsi_mil.stages.make_bags import encoder_for, make_bags
 from wsi_mil.store import BagHeader, BagStore
 from wsi_mil.study import Study, cohort_frame
-from wsi_mil.train_spec import TrainSpec
+from wsi_mil.table.records import CohortSpec
+from wsi_mil.transfer import domain_shift
+from wsi_mil.transfer.domain_shift import Measured
+from wsi_mil.transfer.ensembles import Ensemble, Source, open_source
+from wsi_mil.transfer.newcomers import Newcomers, accepted_headers, differences, find_newcomers, newcomer_study
 
 _KEY = FoldKey(0, 0, 0)
 _ANY_COHORT = CohortSpec()

@@ -25,7 +25,7 @@ from wsi_mil.cohort import CohortSpec, find_sources
 from wsi_mil.errors import ConfigError
 from wsi_mil.outcomes import Failure, Summary
 from wsi_mil.progress import progress
-from wsi_mil.records import Exclusion
+from wsi_mil.table.records import Exclusion
 from wsi_mil.workers import run_in_processes
 
 _LOG = logging.getLogger(__name__)

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
+from wsi_mil.fitting.search_spec import SearchSpec
+from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.methods import MethodSpec, resolve_methods
 from wsi_mil.outcomes import Summary
-from wsi_mil.records import CohortSpec
 from wsi_mil.runs import RunDir
-from wsi_mil.search_spec import SearchSpec
 from wsi_mil.splits import Fold, HoldOutSpec, choose_validation
+from wsi_mil.table.records import CohortSpec
 from wsi_mil.tasks import TaskSpec
-from wsi_mil.train_spec import TrainSpec
 
 
 def train(

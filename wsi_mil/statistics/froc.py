@@ -3,7 +3,7 @@
 Bejnordi et al., JAMA 2017, 318:2199, and the evaluation script of the challenge. Its rules, all kept here:
 
 1. The annotated ground is widened by 37.5 µm, so that outlines less than 75 µm apart are one lesion, and holes are
-   filled (`wsi_mil.lesions`).
+   filled (`wsi_mil.annotations.lesions`).
 2. A lesion whose longest diameter, so widened, is below 275 µm is a group of isolated tumour cells. It is left out of
    both counts: finding it is no hit, and a detection in it is no false positive.
 3. A detection is a point with a score. Several detections in one lesion are one hit, at the highest of their scores.

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from wsi_mil.bags import full_precision
 from wsi_mil.errors import CohortError
+from wsi_mil.folding.strata import strata_of_numbers
 from wsi_mil.models._base import Criterion
 from wsi_mil.statistics.regression import regression
-from wsi_mil.strata import strata_of_numbers
 from wsi_mil.targets._base import MIN_PATIENTS, Answers, Cells, Target, Values, number_in
 
 

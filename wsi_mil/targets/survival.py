@@ -18,11 +18,11 @@ from torch.nn import functional as F
 
 from wsi_mil.bags import full_precision
 from wsi_mil.errors import CohortError
+from wsi_mil.folding.strata import strata_of_survival
 from wsi_mil.models._base import Criterion
 from wsi_mil.statistics.censoring import survival_at
 from wsi_mil.statistics.survival_concordance import survival_concordance
-from wsi_mil.strata import strata_of_survival
-from wsi_mil.tables import EVENT_CELLS
+from wsi_mil.table.files import EVENT_CELLS
 from wsi_mil.targets._base import MIN_PATIENTS, Answers, Cells, Target, Values, labelled, number_in
 
 N_INTERVALS = 4

@@ -12,7 +12,7 @@ from wsi_mil.errors import RunError
 from wsi_mil.report.external import admit, refuse_unlabelled
 from wsi_mil.report.kinds.records import Answered, Answers, Target, TargetStudy, bare_rows, patient_answers
 from wsi_mil.report.study import Rows, Study, Trained, calibrated_rows, rows_of
-from wsi_mil.run_reading import GIVE_AGAIN, NUMBERED
+from wsi_mil.results.reading import GIVE_AGAIN, NUMBERED
 from wsi_mil.runs import FoldKey, RunDir
 from wsi_mil.statistics.ranking import Floats
 

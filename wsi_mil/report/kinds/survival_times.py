@@ -12,7 +12,7 @@ from wsi_mil.report.kinds.pairs import patient_means
 from wsi_mil.report.kinds.records import Answers
 from wsi_mil.report.method_figures import Figure
 from wsi_mil.report.resampling import codes, has_width, places_of, undefined
-from wsi_mil.run_reading import GIVE_AGAIN
+from wsi_mil.results.reading import GIVE_AGAIN
 from wsi_mil.runs import FoldKey
 from wsi_mil.statistics import intervals
 from wsi_mil.statistics.censoring import (
@@ -24,7 +24,7 @@ from wsi_mil.statistics.censoring import (
 )
 from wsi_mil.statistics.ranking import Floats
 from wsi_mil.statistics.survival import SurvivalCurve, censoring_curve, kaplan_meier
-from wsi_mil.tables import EVENT_CELLS
+from wsi_mil.table.files import EVENT_CELLS
 
 QUARTILES = (0.25, 0.5, 0.75)
 

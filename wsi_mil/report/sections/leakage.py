@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from wsi_mil.confinement import Association, Confined
-from wsi_mil.leakage import LeakageFinding
+from wsi_mil.folding.confinement import Association, Confined
+from wsi_mil.leaks.leakage import LeakageFinding
 from wsi_mil.report.findings import Findings
 from wsi_mil.report.pseudonyms import Names
 from wsi_mil.report.wording import number

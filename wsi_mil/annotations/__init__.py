@@ -1,0 +1,1 @@
+"""What people drew on slides: outlines read from their files, and the lesions they make."""

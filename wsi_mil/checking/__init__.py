@@ -1,0 +1,1 @@
+"""`wsi-mil check`: what a file or folder is, and what is wrong with it."""

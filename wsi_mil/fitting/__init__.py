@@ -1,0 +1,1 @@
+"""What the training of one model is made of; `wsi_mil.training` puts it together."""

@@ -1,0 +1,1 @@
+"""Slides that stand on both sides of a fold, searched before training."""

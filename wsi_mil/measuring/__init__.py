@@ -1,0 +1,1 @@
+"""Methods measured: on the classic MIL sets, and by time and memory."""

@@ -1,0 +1,1 @@
+"""What a run wrote, read as what it means."""
