@@ -1,6 +1,6 @@
 """All that the report says, computed once: the page, the tables and metrics.json are views of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -37,29 +37,40 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Findings:
-    """Everything."""
+class SharedFindings:
+    """What is said of a run whatever it predicts."""
 
     study: Study
     flow: Flow
     audit: Audit
-    methods: tuple[MethodFigures, ...]
-    comparisons: tuple[Comparison, ...]
     choices: tuple[Choices, ...]
-    """One a method."""
-    benefits: tuple[Benefit, ...]
-    """Binary only."""
-    columns: tuple[Column, ...]
-    """Subgroups."""
+    """One a method; empty where the chapters of the targets tell it."""
     leakage: LeakageAudit | None
     """The audit from before training; None where the run holds none."""
     pointing: tuple[Pointing, ...]
     faithfulness: tuple[MethodFaithfulness, ...]
     """Of the methods where cross-validation measured it."""
-    cases: dict[str, tuple[Case, ...]]
     failures: tuple[Failure, ...]
     shift: Shift | None
     """Of an external validation, where it was measured."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of the methods, in the order of the run."""
+        return tuple(method.label for method in self.study.methods)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Findings(SharedFindings):
+    """Everything that is said of a run that predicts classes."""
+
+    methods: tuple[MethodFigures, ...]
+    comparisons: tuple[Comparison, ...]
+    benefits: tuple[Benefit, ...]
+    """Binary only."""
+    columns: tuple[Column, ...]
+    """Subgroups."""
+    cases: dict[str, tuple[Case, ...]]
 
     @property
     def best(self) -> MethodFigures:
@@ -69,9 +80,10 @@ class Findings:
 
 def find(study: Study, *, slides_root: Path | None) -> Findings:
     """Compute all figures of a study."""
-    pointing, failures = point(study)
+    shared = find_shared(study, pointed=study)
     figures: list[MethodFigures] = []
     cases: dict[str, tuple[Case, ...]] = {}
+    failures = list(shared.failures)
     with progress("report", total=len(study.methods), unit="methods") as bar:
         for method in study.methods:
             figures.append(evaluate(method))
@@ -80,24 +92,36 @@ def find(study: Study, *, slides_root: Path | None) -> Findings:
             failures.extend(failed)
             bar.advance()
     methods = tuple(figures)
+    choices = tuple(choices_of(method, found) for method, found in zip(study.methods, methods, strict=True))
+    return Findings(
+        **vars(replace(shared, choices=choices, failures=tuple(dict.fromkeys(failures)))),
+        methods=methods,
+        comparisons=tuple(compare_all(methods)),
+        benefits=benefits(methods),
+        columns=subgroups(study, methods),
+        cases=cases,
+    )
+
+
+def find_shared(study: Study, *, pointed: Study) -> SharedFindings:
+    """What is said of a run whatever it predicts.
+
+    pointed: the study as its tile scores name its classes; the same, where classes are predicted.
+    """
+    pointing, failures = point(pointed)
     prints, failed = fingerprints(study)
     leakage, unread = before_training(study)
     faithful, unmeasured = read_faithfulness(study)
     shift, unshown = read_shift(study)
-    return Findings(
+    return SharedFindings(
         study=study,
         flow=cohort_flow(study),
         audit=audit(study, prints),
-        methods=methods,
-        comparisons=tuple(compare_all(methods)),
-        choices=tuple(choices_of(method, found) for method, found in zip(study.methods, methods, strict=True)),
-        benefits=benefits(methods),
-        columns=subgroups(study, methods),
+        choices=(),
         leakage=leakage,
         pointing=tuple(pointing),
         faithfulness=tuple(faithful),
-        cases=cases,
-        failures=(*_once(failures + failed + unread + unmeasured + unshown),),
+        failures=tuple(dict.fromkeys([*failures, *failed, *unread, *unmeasured, *unshown])),
         shift=shift,
     )
 
@@ -151,7 +175,3 @@ def fingerprints(study: Study) -> tuple[dict[str, str], list[Failure]]:
             except (UserError, OSError) as error:
                 failures.append(Failure(item=slide, outcome="no fingerprint", reason=str(error)))
     return {slide: text for slide, text in found.items() if text}, failures
-
-
-def _once(failures: list[Failure]) -> list[Failure]:
-    return list(dict.fromkeys(failures))

@@ -8,7 +8,7 @@ from wsi_mil.report.choices import Choices
 from wsi_mil.report.designs import design_of
 from wsi_mil.report.detection import Detection
 from wsi_mil.report.faithful import MethodFaithfulness
-from wsi_mil.report.findings import Findings
+from wsi_mil.report.findings import Findings, SharedFindings
 from wsi_mil.report.method_figures import Figure, MethodFigures
 from wsi_mil.report.pointing import Pointing
 from wsi_mil.report.pseudonyms import Names
@@ -63,7 +63,7 @@ def metrics(found: Findings, names: Names) -> dict[str, Any]:
     return facts
 
 
-def run_facts(found: Findings, names: Names) -> dict[str, Any]:
+def run_facts(found: SharedFindings, names: Names) -> dict[str, Any]:
     """What is of the run as a whole, whatever it predicts."""
     return {
         "design": design_of(found.study).name,
@@ -74,7 +74,7 @@ def run_facts(found: Findings, names: Names) -> dict[str, Any]:
     }
 
 
-def _external(found: Findings, names: Names) -> dict[str, Any] | None:
+def _external(found: SharedFindings, names: Names) -> dict[str, Any] | None:
     external, shift = found.study.external, found.shift
     if external is None:
         return None
@@ -226,7 +226,7 @@ def _choices(one: Choices, names: Names) -> dict[str, Any]:
     }
 
 
-def pointing_facts(found: Findings, label: str, names: Names) -> list[dict[str, Any]]:
+def pointing_facts(found: SharedFindings, label: str, names: Names) -> list[dict[str, Any]]:
     """Where one method looks, one entry a kind of score."""
     return [_pointing(one, names) for one in found.pointing if one.method == label]
 
@@ -308,7 +308,7 @@ def leakage_rows(audit: LeakageAudit | None, names: Names) -> list[dict[str, Any
     ]
 
 
-def audit_facts(found: Findings) -> dict[str, Any]:
+def audit_facts(found: SharedFindings) -> dict[str, Any]:
     """The audit as plain numbers."""
     audit = found.audit
     return {

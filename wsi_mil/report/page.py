@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import jinja2
 
 import wsi_mil
 from wsi_mil.report.designs import design_of
-from wsi_mil.report.findings import Findings
+from wsi_mil.report.findings import Findings, SharedFindings
 from wsi_mil.report.pseudonyms import Names
 from wsi_mil.report.sections import (
     appendix,
@@ -29,6 +29,7 @@ from wsi_mil.report.sections import (
 )
 
 _FOLDER = Path(__file__).parent
+_Kind = TypeVar("_Kind", "Section", "SharedSection")
 
 
 class Section(Protocol):
@@ -38,6 +39,13 @@ class Section(Protocol):
     TITLE: str
 
     def context(self, found: Findings, names: Names) -> dict[str, Any]:
+        """What its template needs."""
+
+
+class SharedSection(Section, Protocol):
+    """One that stands on the page whatever was predicted."""
+
+    def context(self, found: SharedFindings, names: Names) -> dict[str, Any]:
         """What its template needs."""
 
 
@@ -57,7 +65,7 @@ SECTIONS: tuple[Section, ...] = (
     appendix,
 )
 """In the order of the page of a cross-validation."""
-_ELSEWHERE: dict[str, tuple[Section, ...]] = {leakage.__name__: (shift, known)}
+_ELSEWHERE: dict[str, tuple[SharedSection, ...]] = {leakage.__name__: (shift, known)}
 
 
 def render(found: Findings, names: Names) -> str:
@@ -73,22 +81,22 @@ def render(found: Findings, names: Names) -> str:
     return render_page(
         title=f"{found.study.target}: {about(found)}",
         headline=design_of(found.study).headline,
-        labels=[method.label for method in found.methods],
+        labels=found.labels,
         sections=bodies,
         hidden=names.hidden,
     )
 
 
-def sections_for(sections: Sequence[Section], found: Findings) -> tuple[Section, ...]:
+def sections_for(sections: Sequence[_Kind], found: SharedFindings) -> tuple[_Kind, ...]:
     """The same; where models were trained elsewhere, how far that is stands in place of the audit before training."""
     if found.study.external is None:
         return tuple(sections)
     return tuple(own for section in sections for own in _ELSEWHERE.get(section.__name__, (section,)))
 
 
-def about(found: Findings) -> str:
+def about(found: SharedFindings) -> str:
     """What the title says after the target."""
-    n, patients = len(found.methods), found.flow.patients
+    n, patients = len(found.labels), found.flow.patients
     methods = "1 method" if n == 1 else f"{n} methods"
     return f"{methods}{', trained elsewhere,' if found.study.external else ''} on {patients} patients"
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from wsi_mil.report.findings import Comparison, Findings
+from wsi_mil.report.findings import Comparison, Findings, SharedFindings
 from wsi_mil.report.method_figures import Figure, MethodFigures
 from wsi_mil.report.metrics import audit_facts, fold_rows, leakage_rows, named_figures, training_rows
 from wsi_mil.report.pointing import Pointing
@@ -30,7 +30,7 @@ def tables(found: Findings, names: Names) -> dict[str, pd.DataFrame]:
     }
 
 
-def run_tables(found: Findings, names: Names) -> dict[str, pd.DataFrame]:
+def run_tables(found: SharedFindings, names: Names) -> dict[str, pd.DataFrame]:
     """Those of the run as a whole, whatever it predicts."""
     shift = {"domain_shift.csv": _shift(found.shift, names)} if found.shift else {}
     return shift | {
@@ -144,7 +144,7 @@ def _localisation(pointing: tuple[Pointing, ...], names: Names) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def _cohort(found: Findings, names: Names) -> pd.DataFrame:
+def _cohort(found: SharedFindings, names: Names) -> pd.DataFrame:
     cohort = found.study.cohort
     frame = pd.DataFrame(
         {

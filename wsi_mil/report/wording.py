@@ -8,7 +8,7 @@ import numpy as np
 
 from wsi_mil.report.audit import class_counts, tested_rows
 from wsi_mil.report.designs import design_of
-from wsi_mil.report.findings import Comparison, Findings
+from wsi_mil.report.findings import Comparison, Findings, SharedFindings
 from wsi_mil.report.method_figures import Figure, MethodFigures
 from wsi_mil.report.study import Study
 from wsi_mil.statistics import decisions
@@ -188,7 +188,7 @@ def compared_words(compared: Sequence[Comparison], *, n_methods: int, higher_is_
     return f"Larger than chance allows (paired tests, Holm-corrected): {pairs}. {caution}"
 
 
-def pointing(found: Findings) -> str:
+def pointing(found: SharedFindings) -> str:
     """Whether the heat maps find the lesion."""
     own = [one for one in found.pointing if one.own and np.isfinite(one.together.mean_auc)]
     if not own:
@@ -218,7 +218,7 @@ def about_chance(methods: Sequence[Ranked], best: Ranked, *, what: str) -> list[
     return lines
 
 
-def not_shown(found: Findings) -> list[str]:
+def not_shown(found: SharedFindings) -> list[str]:
     """What must not be read out of the report."""
     external = found.study.external is not None
     lines = [
@@ -256,7 +256,7 @@ def warnings(found: Findings) -> list[str]:
     return [*run_warnings(found), *figure_warnings(found)]
 
 
-def run_warnings(found: Findings) -> list[str]:
+def run_warnings(found: SharedFindings) -> list[str]:
     """Those of the run as a whole, whatever it predicts."""
     return [
         *_trained_on(found),
@@ -282,7 +282,7 @@ def _listed(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _trained_on(found: Findings) -> list[str]:
+def _trained_on(found: SharedFindings) -> list[str]:
     """Of an external validation, that somebody in it was trained on, or that nobody can tell."""
     external = found.study.external
     if external is None:
@@ -295,11 +295,11 @@ def _trained_on(found: Findings) -> list[str]:
     return [] if external.flagging else [f"{UNKNOWN_TRAINING} If one was, the figures flatter the models."]
 
 
-def _shift(found: Findings) -> list[str]:
+def _shift(found: SharedFindings) -> list[str]:
     return list(found.shift.sentences) if found.shift else []
 
 
-def _leaks(found: Findings) -> list[str]:
+def _leaks(found: SharedFindings) -> list[str]:
     audit, lines = found.audit, []
     if any(not fold.clean for fold in audit.folds):
         lines.append("Leakage: patients stand in two parts of a fold. Do not use these figures.")
@@ -317,16 +317,16 @@ def _leaks(found: Findings) -> list[str]:
     return lines
 
 
-def _unfinished(found: Findings) -> str:
+def _unfinished(found: SharedFindings) -> str:
     """Which methods have no figure at all, where that is so."""
-    there = {method.label for method in found.methods}
+    there = set(found.labels)
     absent = [str(m["label"]) for m in found.study.config["methods"] if str(m["label"]) not in there]
     if found.study.external:
         return "of slides that could not be scored"
     return f"all of {', '.join(absent)}" if absent else "of models that failed or were not trained"
 
 
-def _encoder(found: Findings) -> list[str]:
+def _encoder(found: SharedFindings) -> list[str]:
     encoder = found.study.config.get("encoder") or {}
     if encoder.get("pathology", False):
         return []
@@ -338,14 +338,14 @@ def _encoder(found: Findings) -> list[str]:
     ]
 
 
-def _left_out(found: Findings) -> list[str]:
+def _left_out(found: SharedFindings) -> list[str]:
     flow = found.flow
     if flow.rows == flow.used:
         return []
     return [f"{flow.rows - flow.used} of {flow.rows} slides of the table were left out; reasons below."]
 
 
-def _untested(found: Findings) -> list[str]:
+def _untested(found: SharedFindings) -> list[str]:
     everyone = found.flow.patients
     rest = everyone - tested_rows(found.study)["patient"].nunique()
     if not rest:

@@ -11,7 +11,7 @@ import pandas as pd
 from tiling.atomic import write_text
 from wsi_mil.outcomes import Failure, Summary
 from wsi_mil.report.designs import design_of
-from wsi_mil.report.findings import Findings, find
+from wsi_mil.report.findings import SharedFindings, find
 from wsi_mil.report.kinds.findings import all_failures, find_run
 from wsi_mil.report.kinds.page import chapters_of, render_run
 from wsi_mil.report.kinds.reading import read_run
@@ -45,7 +45,7 @@ def report(run: Path, *, slides: Path | None = None, pseudonymise: bool = False)
     return Summary(
         stage="report",
         out=study.run.report_path,
-        done=tuple(method.label for method in made.found.methods),
+        done=made.found.labels,
         failures=(*_gaps(made.found), *made.failures),
         notes=_notes(made.found, study),
     )
@@ -55,8 +55,7 @@ def report(run: Path, *, slides: Path | None = None, pseudonymise: bool = False)
 class _Made:
     """A report before it is written."""
 
-    found: Findings
-    """With several targets what they share."""
+    found: SharedFindings
     page: str
     metrics: dict[str, Any]
     tables: dict[str, pd.DataFrame]
@@ -93,7 +92,7 @@ def _of_any_kind(run: Path, *, slides: Path | None, pseudonymise: bool) -> _Made
     )
 
 
-def _gaps(found: Findings) -> tuple[Failure, ...]:
+def _gaps(found: SharedFindings) -> tuple[Failure, ...]:
     missing = found.audit.missing_rows
     if not missing:
         return ()
@@ -108,7 +107,7 @@ def _names(study: Study, predicted: Collection[str], *, pseudonymise: bool) -> N
     return Names(patients, set(study.cohort["slide"]), salt=salt)
 
 
-def _notes(found: Findings, study: Study) -> tuple[str, ...]:
+def _notes(found: SharedFindings, study: Study) -> tuple[str, ...]:
     lines = [f"Open {study.run.report_path} in a browser; the numbers stand in {study.run.metrics_path.name}."]
     if study.external is not None and study.external.trained_on:
         lines.append(f"{len(study.external.trained_on)} patients were trained on: they are left out of every figure.")

@@ -43,7 +43,7 @@ def chapters_of(found: RunFindings, names: Names) -> tuple[Chapter, ...]:
 def render_run(found: RunFindings, chapters: Sequence[Chapter], names: Names) -> str:
     """The page as text."""
     engine, shared = templates(), found.shared
-    labels = [method.label for method in shared.methods]
+    labels = shared.labels
     parts = [Part(anchor="summary", title="Summary", html=_html(engine, "kinds/summary", _summary(found, chapters)))]
     parts += chapters[0].parts if len(found.targets) == 1 else _of_several(found, chapters, engine)
     ends = sections_for((pointing, cohort, leakage, audit, appendix), shared)
@@ -112,7 +112,7 @@ def _target_warnings(found: RunFindings, chapters: Sequence[Chapter]) -> list[st
 
 
 def _of_several(found: RunFindings, chapters: Sequence[Chapter], engine: jinja2.Environment) -> list[Part]:
-    labels = [method.label for method in found.shared.methods]
+    labels = found.shared.labels
     context = {"table": _targets_table(found, chapters, labels), "macro": any(_macro(found, label) for label in labels)}
     context["one_group"] = design_of(found.shared.study).one_group
     parts = [Part(anchor="targets", title="All targets", html=_html(engine, "kinds/targets", context))]

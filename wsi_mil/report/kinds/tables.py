@@ -18,7 +18,7 @@ from wsi_mil.statistics.intervals import SMALL_SAMPLE_RULE
 def run_metrics(found: RunFindings, chapters: Sequence[Chapter], names: Names) -> dict[str, Any]:
     """All numbers of the report, one entry a target; null where a figure is not defined."""
     parts = [part for _, part in found.targets]
-    means = {method.label: macro_mean(parts, method.label) for method in found.shared.methods}
+    means = {label: macro_mean(parts, label) for label in found.shared.labels}
     plainly: dict[str, Any] = plain(
         {
             "kind": "metrics",

@@ -13,7 +13,7 @@ from wsi_mil.report.sections import audit
 
 def who_chose(found: RunFindings, names: Names) -> list[dict[str, Any]]:
     """One row a method, in the words of the audit section."""
-    return [_row(found, method.label, names) for method in found.shared.methods]
+    return [_row(found, label, names) for label in found.shared.labels]
 
 
 def _row(found: RunFindings, label: str, names: Names) -> dict[str, Any]:

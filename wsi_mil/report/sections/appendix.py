@@ -6,14 +6,14 @@ from typing import Any
 
 import yaml
 
-from wsi_mil.report.findings import Findings
+from wsi_mil.report.findings import SharedFindings
 from wsi_mil.report.pseudonyms import Names
 
 TITLE = "Appendix"
 _DIGESTS = ("sha256", "digest")
 
 
-def context(found: Findings, names: Names) -> dict[str, Any]:
+def context(found: SharedFindings, names: Names) -> dict[str, Any]:
     """Texts as the run has them, without paths and ids where these are to be hidden."""
     run = found.study.run
     paths = (run.config_path, run.cohort_path, run.folds_path, run.predictions_path, run.environment_path)

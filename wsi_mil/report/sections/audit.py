@@ -4,14 +4,14 @@ from typing import Any
 
 from wsi_mil.report.choices import Choices, Counted
 from wsi_mil.report.designs import design_of
-from wsi_mil.report.findings import Findings
+from wsi_mil.report.findings import SharedFindings
 from wsi_mil.report.pseudonyms import Names
 from wsi_mil.report.sections.calibration import fitted
 
 TITLE = "Audit of the predictions"
 
 
-def context(found: Findings, names: Names) -> dict[str, Any]:
+def context(found: SharedFindings, names: Names) -> dict[str, Any]:
     """The audit's numbers and sentences."""
     return {
         "audit": found.audit,

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from wsi_mil.report import figures
-from wsi_mil.report.findings import Findings
+from wsi_mil.report.findings import SharedFindings
 from wsi_mil.report.pseudonyms import Names
 from wsi_mil.report.wording import spread
 
@@ -23,7 +23,7 @@ _COUNTS = {
 }
 
 
-def context(found: Findings, names: Names) -> dict[str, Any]:
+def context(found: SharedFindings, names: Names) -> dict[str, Any]:
     """The flow of the cohort, with every left-out slide under its reason."""
     encoder = found.study.config.get("encoder") or {}
     return {
@@ -60,7 +60,7 @@ def _counts(counts: dict[str, Any], unlabelled: int) -> list[tuple[str, Any]]:
     return [(_COUNTS[name], count) for name, count in told.items()]
 
 
-def _unlabelled(found: Findings) -> int:
+def _unlabelled(found: SharedFindings) -> int:
     return sum(count for reason, count, _ in found.flow.reasons if reason.startswith(NO_LABEL))
 
 

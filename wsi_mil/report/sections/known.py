@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from wsi_mil.report.findings import Findings
+from wsi_mil.report.findings import SharedFindings
 from wsi_mil.report.pseudonyms import Names
 
 TITLE = "Who was trained on"
 _SHOWN = 40
 
 
-def context(found: Findings, names: Names) -> dict[str, Any]:
+def context(found: SharedFindings, names: Names) -> dict[str, Any]:
     """Who was met again, and how that was looked for."""
     external = found.study.external
     trained_on = external.trained_on if external else {}

@@ -7,7 +7,7 @@ import numpy as np
 
 from wsi_mil.folding.confinement import Association, Confined
 from wsi_mil.leaks.leakage import LeakageFinding
-from wsi_mil.report.findings import Findings
+from wsi_mil.report.findings import SharedFindings
 from wsi_mil.report.pseudonyms import Names
 from wsi_mil.report.wording import number
 
@@ -22,7 +22,7 @@ _WORDS = {
 _SEVERITIES = {"leak": "leak", "suspicious": "look at it", "note": "one patient, counts twice"}
 
 
-def context(found: Findings, names: Names) -> dict[str, Any]:
+def context(found: SharedFindings, names: Names) -> dict[str, Any]:
     """The audit's counts and findings; `audit` is None where the run holds none."""
     audit = found.leakage
     if audit is None:

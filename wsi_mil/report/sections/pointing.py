@@ -1,11 +1,12 @@
 """Where the methods look: tiles of unseen slides against the annotated outline, and against the models' answers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from wsi_mil.report import figures
 from wsi_mil.report.detection import Detection
 from wsi_mil.report.faithful import MethodFaithfulness
-from wsi_mil.report.findings import Findings
+from wsi_mil.report.findings import SharedFindings
 from wsi_mil.report.pointing import LESION_TILE, Pointing
 from wsi_mil.report.pointing_charts import faithfulness_chart, froc_chart
 from wsi_mil.report.pseudonyms import Names
@@ -16,9 +17,9 @@ from wsi_mil.statistics.froc import RATES
 TITLE = "Where they look"
 
 
-def context(found: Findings, names: Names) -> dict[str, Any]:
+def context(found: SharedFindings, names: Names) -> dict[str, Any]:
     """One row a method and kind of score; detections and faithfulness of the score that heat maps draw."""
-    labels = [method.label for method in found.methods]
+    labels = found.labels
     detected = [
         (one, one.detection) for one in found.pointing if one.detection is not None and one.detection.froc.n_lesions
     ]
@@ -41,7 +42,7 @@ def context(found: Findings, names: Names) -> dict[str, Any]:
     }
 
 
-def _row(one: Pointing, labels: list[str]) -> dict[str, Any]:
+def _row(one: Pointing, labels: Sequence[str]) -> dict[str, Any]:
     together, dice = one.together, one.overlap.figures
     return {
         "method": one.method,
@@ -62,7 +63,7 @@ def _row(one: Pointing, labels: list[str]) -> dict[str, Any]:
     }
 
 
-def _detection(one: Pointing, detection: Detection, labels: list[str]) -> dict[str, Any]:
+def _detection(one: Pointing, detection: Detection, labels: Sequence[str]) -> dict[str, Any]:
     froc = detection.froc
     return {
         "method": one.method,
@@ -77,7 +78,7 @@ def _detection(one: Pointing, detection: Detection, labels: list[str]) -> dict[s
     }
 
 
-def _faithful(one: MethodFaithfulness, labels: list[str]) -> dict[str, Any]:
+def _faithful(one: MethodFaithfulness, labels: Sequence[str]) -> dict[str, Any]:
     return {
         "method": one.method,
         "colour": figures.colour_of(labels.index(one.method)),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from wsi_mil.report.findings import Findings
+from wsi_mil.report.findings import SharedFindings
 from wsi_mil.report.pseudonyms import Names
 from wsi_mil.report.shift import FAR
 from wsi_mil.report.wording import number
@@ -13,7 +13,7 @@ TITLE = "Domain shift"
 _SHOWN = 12
 
 
-def context(found: Findings, names: Names) -> dict[str, Any]:
+def context(found: SharedFindings, names: Names) -> dict[str, Any]:
     """The picture, the sentences and the farthest slides; `shift` is None where nothing was measured."""
     shift = found.shift
     if shift is None:

@@ -6,7 +6,7 @@ Collins et al., BMJ 2024;385:e078378 (CC BY 4.0). The items' wording here is our
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wsi_mil.report.findings import Findings
+from wsi_mil.report.findings import SharedFindings
 from wsi_mil.report.pseudonyms import Names
 
 TITLE = "TRIPOD+AI"
@@ -104,7 +104,7 @@ _ELSEWHERE: dict[str, tuple[tuple[str, ...], str]] = {
 """Number -> (sections, what is left), where models that were trained elsewhere are tested."""
 
 
-def items_for(found: Findings) -> tuple[Item, ...]:
+def items_for(found: SharedFindings) -> tuple[Item, ...]:
     """The items, as far as the design of the study has a say in where they are answered."""
     if found.study.external is None:
         return ITEMS
@@ -112,7 +112,7 @@ def items_for(found: Findings) -> tuple[Item, ...]:
     return tuple(replace(item, sections=kept[item.number][0], left=kept[item.number][1]) for item in ITEMS)
 
 
-def context(found: Findings, names: Names) -> dict[str, Any]:
+def context(found: SharedFindings, names: Names) -> dict[str, Any]:
     """The items with links into the page."""
     items = items_for(found)
     return {"items": items, "authors": AUTHORS, "alone": sum(not item.sections for item in items)}
