@@ -8,6 +8,8 @@ import matplotlib
 import numpy as np
 from numpy.typing import NDArray
 
+from wsi_mil.errors import RunError
+
 
 @dataclass(frozen=True, kw_only=True)
 class TileGeometry:
@@ -178,7 +180,15 @@ def scales_of(column: ScoreColumn) -> tuple[Scale, ...]:
 
 
 def default_column(columns: Sequence[ScoreColumn], predicted: str | None) -> ScoreColumn:
-    """The method's own way of pointing; where that speaks of classes, the one of the predicted class."""
+    """The method's own way of pointing; where that speaks of classes, the one of the predicted class.
+
+    Raises RunError where there is none: probabilities are a method's only scores, and the target has no classes.
+    """
+    if not columns:
+        raise RunError(
+            "there are no scores of tiles to draw: this method's are probabilities of classes, and the target has "
+            "none. For a map take a method with attention or contributions (`wsi-mil list models`)."
+        )
     own = columns[0]
     if own.kind == "attention" and own.label is None:
         return own

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -28,6 +30,19 @@ def test_scores_logits_and_all_gradients(name, vectors, batch_of, criterion, clo
     terms = terms_of(model.objective(criterion(3)), model, batch, v["label"].long())
     close(terms["bag"], v["loss"])
     same_gradients(model, find_model("abmilx").from_official(v.under("g/")))
+
+
+def test_without_biases_the_layer_norms_have_none_either(vectors, batch_of):
+    v = vectors("abmilx_ln_ffn_bias")
+    biased = ("feature.0.bias", "feature.1.bias", "norm1.bias", "proj.bias", "classifier.bias")
+    weights = {key: value for key, value in v.under("w/").items() if key not in biased}
+    model = find_model("abmilx").from_official(weights, activation="gelu")
+    assert (model.bias, model.layer_norm, model.attention_bias) == (False, True, True)
+    zeros = {key: torch.zeros_like(v[f"w/{key}"]) for key in biased}
+    same = find_model("abmilx").from_official(weights | zeros, activation="gelu")
+    batch = batch_of(*v["x"])
+    torch.testing.assert_close(model(batch).logits, same(batch).logits)
+    assert len(list(model.parameters())) == len(weights)
 
 
 def test_alpha_zero_is_the_local_attention_alone(vectors, batch_of):
@@ -68,6 +83,14 @@ def test_the_refined_scores_and_their_gradients_are_those_of_the_dense_formula()
     gradients = [torch.autograd.grad(answer.square().sum(), wanted) for answer in answers]
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_first_weights_are_spread_as_published():
+    torch.manual_seed(0)
+    model = find_model("abmilx")(in_dim=128, n_outputs=2, hidden=64, bias=True)
+    assert model.features.weight.std().item() == pytest.approx(math.sqrt(2 / (128 + 64)), rel=0.05)
+    assert all((layer.bias == 0).all() for layer in (model.features, model.project, model.head))
+    assert model.plus.alpha.item() == 1
 
 
 def test_long_bags_are_refused_and_the_linear_form_is_named(batch_of):

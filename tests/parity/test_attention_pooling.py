@@ -100,6 +100,25 @@ def test_simpool_of_other_sizes(n, heads, gamma, batch_of):
     torch.testing.assert_close(output.attention[3:], a[:, 0].T, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("scale", [1, 1e5])
+def test_simpool_learns_at_any_gamma(scale, batch_of):
+    """1e-6, the lowest value, to the power of 8 is 0 in fp32, and the slope of its root infinite; not so in fp64."""
+    torch.manual_seed(0)
+    model = find_model("simpool")(in_dim=8, n_outputs=2, gamma=8.0)
+    bags = [scale * torch.randn(1, 8), scale * torch.randn(6, 8)]
+
+    def gradients():
+        model.zero_grad()
+        precise = [rows.to(model.head.weight) for rows in bags]
+        model(batch_of(*precise)).logits.square().sum().backward()
+        return [parameter.grad.double() for parameter in model.parameters()]
+
+    ours = gradients()
+    model.double()
+    for found, wanted in zip(ours, gradients(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(("form", "query"), [("mean", "mean"), ("idx0", "index")])
 def test_adaptive_attention(form, query, vectors, batch_of, close):
     v = vectors(f"adapool_brothers_{form}")
@@ -193,6 +212,31 @@ def test_class_attention_of_the_whole_network(n, heads, classes, bias, batch_of)
             [(c[i] @ whole[f"head.{i}.weight"][0] + whole[f"head.{i}.bias"][0]) for i in range(classes)]
         )
     torch.testing.assert_close(output.logits[1], wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_class_attention_has_the_eps_that_is_asked_for(vectors, batch_of):
+    """1e-5 as in the published classes; the published networks are made with 1e-6, which counts for small features."""
+    v = vectors("patchconvnet_agg")
+    batch = batch_of(0.01 * v["x"][0])
+    logits = {}
+    for eps in (1e-5, 1e-6):
+        model = find_model("class_attention").from_official(v.under("w."), cls_token=v["cls"], norm_eps=eps)
+        assert {norm.eps for norm in model.modules() if isinstance(norm, torch.nn.LayerNorm)} == {eps}
+        logits[eps] = model(batch).logits
+    assert (logits[1e-5] - logits[1e-6]).abs().max() > 1e-3
+    default = find_model("class_attention").from_official(v.under("w."), cls_token=v["cls"])
+    assert torch.equal(default(batch).logits, logits[1e-5])
+
+
+def test_class_attention_refuses_a_head_of_another_width(vectors):
+    v = vectors("patchconvnet_agg_multi")
+    head = {f"head.{c}.weight": torch.zeros(1, 8) for c in range(3)} | {
+        f"head.{c}.bias": torch.zeros(1) for c in range(3)
+    }
+    weights = v.under("w.") | {"cls_token": v["cls"][:1]} | head
+    assert find_model("class_attention").from_official(weights).n_outputs == 3
+    with pytest.raises(ConfigError, match=r"head\.1\.weight"):
+        find_model("class_attention").from_official(weights | {"head.1.weight": torch.zeros(1, 9)})
 
 
 def test_class_attention_needs_its_token(vectors):

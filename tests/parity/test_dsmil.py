@@ -48,6 +48,25 @@ def test_cross_entropy_form_with_aem_and_all_gradients(vectors, batch_of, criter
     same_gradients(model, find_model("dsmil").from_official(v.under("g/")))
 
 
+def test_two_layers_of_unequal_widths_in_the_form_of_aem(batch_of, close):
+    """No vectors: its published layers are D_feat to D_inner and D_inner to 128."""
+    torch.manual_seed(0)
+    shapes = {"i_classifier.fc.0": (2, 6), "b_classifier.q.0": (4, 6), "b_classifier.q.2": (128, 4)}
+    w = {f"{name}.weight": torch.randn(shape) for name, shape in shapes.items()}
+    w |= {f"{name}.bias": torch.randn(shape[0]) for name, shape in shapes.items()}
+    w |= {"b_classifier.fcc.weight": torch.randn(2, 2, 6), "b_classifier.fcc.bias": torch.randn(2)}
+    model = find_model("dsmil").from_official(w)
+    assert (model.query_dim, model.query_hidden) == (128, 4)
+    x = torch.randn(9, 6)
+    inner = F.linear(x, w["b_classifier.q.0.weight"], w["b_classifier.q.0.bias"]).relu()
+    q = F.linear(inner, w["b_classifier.q.2.weight"], w["b_classifier.q.2.bias"]).tanh()
+    critical = F.linear(x, w["i_classifier.fc.0.weight"], w["i_classifier.fc.0.bias"]).argmax(dim=0)
+    attention = (q @ q[critical].T / 128**0.5).softmax(dim=0)
+    output = model(batch_of(x))
+    close(output.attention, attention)
+    close(output.logits, F.conv1d((attention.T @ x)[None], w["b_classifier.fcc.weight"], w["b_classifier.fcc.bias"]))
+
+
 def test_with_one_output_both_losses_are_one(batch_of, criterion, close, terms_of):
     model = find_model("dsmil")(in_dim=6, n_outputs=1).eval()
     batch, target = batch_of(torch.randn(7, 6), torch.randn(1, 6), torch.randn(3, 6)), torch.tensor([0, 1, 1])
@@ -119,7 +138,10 @@ def test_wrong_settings_are_refused(criterion):
 
 @pytest.mark.parametrize(
     "params",
-    [{"value_layer": True, "value_dropout": 0.2, "hidden": 16, "nonlinear": False}, {"prediction": "mean"}],
+    [
+        {"value_layer": True, "value_dropout": 0.2, "hidden": 16, "nonlinear": False},
+        {"prediction": "mean", "query_hidden": 8},
+    ],
     ids=lambda params: "-".join(params),
 )
 def test_other_forms_obey_every_law(params):

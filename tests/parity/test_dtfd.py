@@ -158,6 +158,14 @@ def test_published_weights_rank_as_published(vectors):
     assert find_model("dtfd").from_official(checkpoint(v), rank_by="given").rank_by == "given"
 
 
+@pytest.mark.parametrize("container", ["model", "state_dict"])
+def test_the_four_state_dicts_may_lie_in_a_checkpoint(container, vectors):
+    weights = checkpoint(vectors("dtfd"))
+    wanted = find_model("dtfd").from_official(weights).state_dict()
+    found = find_model("dtfd").from_official({container: weights, "epoch": 3}).state_dict()
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+
+
 def test_residual_blocks_of_the_published_layer(vectors, batch_of):
     weights = checkpoint(vectors("dtfd"))
     blocks = {f"resBlocks.0.block.{i}.weight": torch.randn(12, 12) for i in (0, 2)}

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -40,6 +42,19 @@ def test_attention_is_torch_s_with_doubled_projections(n, latents, heads, batch_
     own = model.pool.own_query(model.seed)
     mixed = own + model.pool.out(torch.einsum("nh,nhd->hd", pooled.attention, read).reshape(1, -1))
     torch.testing.assert_close(pooled.bag_embedding[0], mixed + model.pool.feed(mixed).relu())
+
+
+def test_first_weights_are_spread_as_published():
+    torch.manual_seed(0)
+    model = find_model("ilra")(in_dim=128, n_outputs=2, hidden=64, latents=16)
+    block = model.layers[0]
+    published = torch.nn.MultiheadAttention(64, 8)
+    assert block.latents.abs().max().item() == pytest.approx(math.sqrt(6 / (16 * 64 + 64)), rel=0.05)
+    assert model.seed.abs().max().item() == pytest.approx(math.sqrt(6 / (64 + 64)), rel=0.1)
+    for part in (block.forth.query, block.forth.key, block.forth.value):
+        assert part.weight.abs().max().item() == pytest.approx(published.in_proj_weight.abs().max().item(), rel=0.01)
+        assert (part.bias == 0).all()
+    assert block.forth.own_key.weight.std().item() == pytest.approx(math.sqrt(2 / (128 + 64)), rel=0.05)
 
 
 def test_several_seeds_are_refused(vectors):

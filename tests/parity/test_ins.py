@@ -82,6 +82,17 @@ def test_five_steps_of_the_published_code(vectors, batch_of, criterion, close):
             close(dict(model.named_parameters())[name], wanted.detach(), 1e-7)
 
 
+def test_a_published_checkpoint_is_read_with_all_it_holds_beside_the_network(vectors):
+    weights = vectors("ins").under("w0.")
+    beside = ("queue", "queue_pseudo", "queue_partial", "queue_ptr", "prototypes", "encoder_q.prototypes", "mlp.weight")
+    beside += ("bag_classifier.bias", "model_teacherHead.attention.0.weight", "model_teacherHead2.fcc.bias")
+    whole = {f"module.{name}": value for name, value in (weights | {k: torch.zeros(1) for k in beside}).items()}
+    for branch in ("q", "k"):
+        found = find_model("ins").from_official({"state_dict": whole, "epoch": 3}, branch=branch)
+        wanted = find_model("ins").from_official(weights, branch=branch).state_dict()
+        assert all(torch.equal(found.state_dict()[name], value) for name, value in wanted.items())
+
+
 def under(arrays, prefix, branch):
     """A model with the weights of one branch after a step."""
     found = {f"encoder_{branch}.{k.removeprefix(prefix)}": w for k, w in arrays.items() if k.startswith(prefix)}
@@ -149,6 +160,26 @@ def test_soft_targets_follow_their_tile_through_sampling(made):
     assert objective.targets.of(replace(bag, id="another")).tolist() == [0.5] * 10
     shifted = replace(bag, slide_index=bag.slide_index + 1)
     assert objective.targets.of(shifted).tolist() == [0.5] * 10
+
+
+def test_a_bag_that_stands_twice_in_a_step_moves_once(made):
+    """As published: both rows start from the target before the step, and the last one written is what both get."""
+    _, objective = made(warmup=0.0, phi=(0.9, 0.9))
+    bag = make_bag(3, seed=0)
+    nearest = torch.tensor([1, 0, 1, 1, 1, 0])
+    soft = objective._soft_targets(pack([bag, bag]), torch.tensor([1, 1]), nearest, at(0))
+    wanted = torch.tensor([0.55, 0.55, 0.45])
+    torch.testing.assert_close(soft[:, 1], wanted.repeat(2))
+    torch.testing.assert_close(objective.targets.of(bag), wanted.double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_pseudo_labels_stay_within_what_the_bag_allows_however_sure_the_classifier_is(background, made):
+    model, objective = made(n_outputs=3, background=background, warmup=0.0)
+    torch.nn.init.zeros_(model.classifier.weight)
+    model.classifier.bias.data = torch.tensor([0.0, 1e4, 0.0])
+    objective.loss(model, pack([make_bag(4, seed=0)]), torch.tensor([2]), at(0))
+    assert set(objective.queue_labels[:4].tolist()) <= ({0, 2} if background else {2})
 
 
 def test_prototypes_equal_the_loop_over_tiles(made):

@@ -364,6 +364,75 @@ def test_merging_keeps_bags_apart(made):
         torch.testing.assert_close(together.logits[i], alone.logits[0])
 
 
+def test_what_stays_is_shuffled_as_published(made):
+    """The transformer sees the order."""
+    model = find_model("mhim")(in_dim=32, n_outputs=2, hidden=16, baseline="transmil", merge_tokens=3).eval()
+    batch, noise = pack([make_bag(10, seed=0)]), torch.rand(10)
+    hidden, order = model.activation(model.features(batch.features)), noise.argsort()
+    seen = torch.cat([hidden[order[:8]], model.merge(hidden[order[8:]])])
+    wanted = model.encoder(replace(batch, features=seen, offsets=torch.tensor([0, 11])))
+    torch.testing.assert_close(model(batch, merge_noise=noise, merge_keep=0.8).logits, wanted.logits)
+
+
+def test_the_merge_has_dropout_where_there_is_any(made):
+    rates = [find_model("mhim")(in_dim=32, n_outputs=2, merge_tokens=3, dropout=p).merge.drop.rate for p in (0, 0.25)]
+    assert rates == [0, 0.1]
+    merge = made(form="v2")[0].merge
+    drawn = merge(torch.randn(40, 16), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    torch.rand(8, 3, 40, generator=generator)  # of the attention
+    assert torch.equal(drawn == 0, torch.rand(3, 16, generator=generator) < 0.1)
+
+
+def test_the_teachers_queries_follow(made):
+    model, objective = made(form="v2", warmup=0.0, momentum=0.9)
+    model.merge.queries = model.merge.queries + 1
+    before = objective.teacher.merge.queries.clone()
+    batch = pack([make_bag(9, seed=0)])
+    objective.loss(model, batch, torch.tensor([1]), at(0))
+    objective.after_optimizer_step(model, batch, 0.1)
+    torch.testing.assert_close(objective.teacher.merge.queries, 0.9 * before + 0.1 * model.merge.queries)
+
+
+def test_class_scores_of_the_transformer_are_those_of_its_values(made):
+    """v2: each tile's values of the first layer, weighted by the class token's attention, through output and head."""
+    model, objective = made(3, "transmil", warmup=0.0, score="class", random=0.0, high=0.3, high_random=1.0)
+    batch, layer = pack([make_bag(9, seed=0), make_bag(4, seed=1)]), model.encoder.layers[0].attention
+    taught = objective.teacher(batch)
+    tiles = model.activation(model.features(batch.features))
+    normed = model.encoder.layers[0].norm(tiles)
+    shares = torch.zeros(13, 16)
+    for head in range(8):
+        of_head = slice(2 * head, 2 * head + 2)
+        values = normed @ layer.to_qkv.weight[32:][of_head].T
+        weighted = taught.auxiliary["class_attention"][:, head, None] * values
+        shares += weighted @ layer.out.weight[:, of_head].T
+    logits = (shares + layer.out.bias) @ model.encoder.head.weight.T
+    ranks = logits.softmax(dim=1).max(dim=1).values
+    torch.testing.assert_close(model.difficulty(taught, "class").exp()[:, 0], ranks.double(), rtol=1e-5, atol=1e-7)
+    hidden = objective.hidden_tiles(taught, at(0))
+    assert [part.sum().item() for part in split(hidden, batch.offsets)] == [3, 2]
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 36, 37, 49, 60])
+def test_tiles_fill_a_square_for_the_positions_of_the_transformer_alone(n, made):
+    """Attention sees each tile once; a square below 7 x 7 is filled with zeros, row by row."""
+    model = made(form="transmil")[0].eval()
+    encoder, batch = model.encoder, pack([make_bag(n, seed=0)])
+    tiles = model.activation(model.features(batch.features))
+    tokens, seen = encoder.layers[0](torch.cat([encoder.class_token[None], tiles]))
+    side = math.ceil(n**0.5)
+    square = torch.cat([tokens, tokens[1 : 1 + side**2 - n]])
+    if side < 7:
+        square = torch.cat([square, torch.zeros(49 - side**2, 16)])
+    tokens = encoder.position(square, max(side, 7))[: n + 1]
+    feature = encoder.norm(encoder.layers[1](tokens)[0][0])
+    output = model(batch)
+    torch.testing.assert_close(output.bag_embedding[0, 0], feature)
+    torch.testing.assert_close(output.logits[0], encoder.head(feature))
+    torch.testing.assert_close(model.difficulty(output, "attention"), seen[:, 1:].T)
+
+
 @pytest.mark.parametrize("law", LAWS, ids=law_name)
 @pytest.mark.parametrize("form", ["dsmil", "v2"])
 def test_every_form_obeys_the_laws(form, law):
@@ -443,6 +512,8 @@ def test_published_names_of_the_other_baselines_are_read(form):
             published[f"online_encoder.{layers[ours]}{name.removeprefix(ours)}"] = value
     if form == "transmil":
         published["online_encoder.cls_token"] = published["online_encoder.cls_token"][None, None]
+    else:  # the published module has this layer with every baseline
+        published |= {"predictor.weight": torch.randn(2, 64), "predictor.bias": torch.randn(2)}
     loaded = find_model("mhim").from_official(published)
     batch = pack([replace(make_bag(7, seed=0), features=torch.randn(7, 20))])
     assert loaded.baseline == form

@@ -144,6 +144,21 @@ def test_first_visits_are_biased_as_published_or_not_at_all(batch_of, criterion)
         torch.testing.assert_close(torch.stack(list(objective.memory.values())), seen + bias)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_bag_that_stands_twice_in_a_step_has_one_state(mode, named_batch, criterion):
+    """As published: the state is written for both drawings, the last one stays, and both scores are read from it."""
+    model = find_model("midam")(in_dim=8, n_outputs=1, mode=mode, tau=0.5, hidden=(4,)).double().train()
+    objective = model.objective(criterion(1), gamma=0.3, warmup=0.0)
+    batch = named_batch(torch.randn(3, 5, 8).double().unbind(), ("twice", "other", "twice"))
+    terms = objective.loss(model, batch, torch.tensor([1, 0, 1]), at(0))
+    sums = {name: values.detach()[:, 0] for name, values in model(batch).auxiliary.items()}
+    if mode == "softmax":
+        score = 0.5 * (0.3 * sums["log_mean"].exp()).log()
+    else:
+        score = ((0.7 + 0.3 * sums["numerator"]) / (0.7 + 0.3 * sums["denominator"])).sigmoid()
+    torch.testing.assert_close(terms["spread"].detach(), score[2].square() + score[1].square())
+
+
 def test_alpha_stays_at_or_above_zero_and_follows_the_gap(criterion, batch_of):
     model = find_model("midam")(in_dim=8, n_outputs=1)
     batch, target = batch_of(torch.randn(5, 8), torch.randn(6, 8)), torch.tensor([0, 1])

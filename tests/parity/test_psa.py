@@ -28,7 +28,8 @@ def placed(vectors, batch_of):
 @pytest.mark.parametrize("name", FILES)
 def test_logits_neighbours_diversity_and_all_gradients(name, placed, criterion, close, terms_of, same_gradients):
     v, batch = placed(name)
-    model = find_model("psa").from_official(v.under("w/"), decay=FILES[name], ties="file")
+    model = find_model("psa").from_official(v.under("w/"), decay=FILES[name])
+    assert model.ties == "file"
     first = model.blocks[0].decay
     close(first.radii(), v["local_k"])
     assert first.counts() == v["neighbours"].tolist()
@@ -55,6 +56,33 @@ def test_the_radius_is_where_the_prior_is_a_thousandth(decay):
         prior = part.log_prior(radius.square(), rate).exp() - 1e-6
         assert prior.item() == pytest.approx(1e-3, rel=1e-3)
     assert {round(part.radii().min().item(), 3), round(part.radii().max().item(), 3)} == {1.0, 25.0}
+
+
+@pytest.mark.parametrize(
+    ("decay", "radii", "single"),
+    [
+        ("gaussian", [6.5, 7.0, 7.5], 7.0),
+        ("exponential", [7.3846, 6.8571, 6.4], 6.8571),
+        ("inverse_quadratic", [6.5, 7.0, 7.5], 7.0),
+    ],
+)
+def test_heads_start_evenly_around_seven_grid_steps(decay, radii, single):
+    torch.testing.assert_close(psa._Decay(3, decay).radii(), torch.tensor(radii), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(psa._Decay(1, decay).radii(), torch.tensor([single]), rtol=1e-4, atol=1e-4)
+
+
+def test_residual_blocks_of_the_adapter_by_their_published_names(placed):
+    v, batch = placed("psa")
+    first, second = torch.randn(2, 18, 18, generator=torch.Generator().manual_seed(0)) / 4
+    residual = {"adapter.resBlocks.0.block.0.weight": first, "adapter.resBlocks.0.block.2.weight": second}
+    plain, deeper = (find_model("psa").from_official(v.under("w/") | more) for more in ({}, residual))
+    assert deeper.adapter_layers == 2
+    tiles = plain.features(batch.features).relu()
+    tiles = tiles + ((tiles @ first.T).relu() @ second.T).relu()
+    seen = []
+    deeper.blocks[0].register_forward_pre_hook(lambda _block, arguments: seen.append(arguments[0]))
+    deeper(batch)
+    torch.testing.assert_close(seen[0], tiles)
 
 
 def test_counts_entropy_and_the_reach_of_lambda():

@@ -38,6 +38,46 @@ def test_each_block_and_all_gradients(name, vectors, batch_of, criterion, close,
     same_gradients(model, find_model("rrt").from_official(v.under("g/"), **settings))
 
 
+@pytest.mark.parametrize("order", ["file", "coords"])
+def test_dropout_of_attention_is_that_of_the_published_layers(order, batch_of):
+    torch.manual_seed(0)
+    settings = {"heads": 2, "cross_heads": 2, "regions": 2, "cross_regions": 2, "epeg": 3, "representatives": 2}
+    model = find_model("rrt")(in_dim=8, n_outputs=2, hidden=16, order=order, dropout=0.0, **settings).train()
+    batch = batch_of(torch.randn(9, 8), torch.randn(5, 8))
+    batch = replace(batch, grid_xy=torch.arange(13, -1, -1)[:, None].repeat(1, 2))
+    rows = torch.arange(14).flip(0) if order == "coords" else torch.arange(14)  # the order in which tiles are embedded
+    rows = torch.cat([rows[rows < 9], rows[rows >= 9]])
+    regional, cross = torch.rand(1, 14, 16) < 0.1, torch.rand(2, 2, 4, 16) < 0.1
+    ours = model(batch, forced_regional_mask=regional, forced_cross_mask=cross).auxiliary["reembedded"]
+    first, wanted = model.features(batch.features).relu(), torch.empty(14, 16)
+    answers = []
+    model.across.attention.register_forward_hook(
+        lambda _layer, _arguments, found: found.masked_fill(answers.pop(), 0) / 0.9
+    )
+    model.regional[0].drop.rate = model.across.drop.rate = 0.0
+    for own, mask in zip((rows[:9], rows[9:]), cross, strict=True):
+        tiles = first[own]
+        tiles = tiles + model.regional[0](tiles).masked_fill(regional[0, own], 0) / 0.9
+        answers.append(mask)
+        wanted[own] = model.norm(tiles + model.across(tiles))
+    torch.testing.assert_close(ours, wanted)
+
+
+def test_dropout_is_drawn_in_training_and_only_there(batch_of):
+    torch.manual_seed(0)
+    model = find_model("rrt")(in_dim=8, n_outputs=2, hidden=16, regions=2, cross_regions=2, dropout=0.0)
+    batch = batch_of(torch.randn(9, 8))
+    assert model.random_in_training
+
+    def answer(seed):
+        return model(batch, generator=torch.Generator().manual_seed(seed)).logits
+
+    assert not torch.equal(model.train() and answer(0), answer(1))
+    assert torch.equal(answer(0), answer(0))
+    assert torch.equal(model.eval() and answer(0), answer(1))
+    assert torch.equal(model.train()(batch).logits, model.eval()(batch).logits)
+
+
 @pytest.mark.parametrize(("n", "regions", "window", "filling"), [(64, 4, 2, 0), (65, 8, 2, 191), (1, 8, 1, 63)])
 def test_squares_are_filled_as_stated(n, regions, window, filling):
     square = rrt._Square(n, regions)
@@ -125,6 +165,16 @@ def test_order_coords_undoes_the_order_of_the_file(batch_of):
     apart = torch.cat([by_file(pack([slide])).auxiliary["reembedded"] for slide in slides])
     torch.testing.assert_close(by_coords(pack([bag])).auxiliary["reembedded"], apart)
     assert not torch.allclose(by_file(pack([bag.take(order)])).logits, by_file(pack([bag])).logits)
+
+
+def test_first_weights_are_spread_as_published():
+    torch.manual_seed(0)
+    model = find_model("rrt")(in_dim=128, n_outputs=2, hidden=64, representatives=3, epeg=15)
+    xavier = math.sqrt(2 / (128 + 64))
+    assert model.features.weight.std().item() == pytest.approx(xavier, rel=0.05)
+    assert model.regional[0].attention.epeg.weight.std().item() == pytest.approx(math.sqrt(2 / (15 + 8 * 15)), rel=0.2)
+    assert model.across.phi[0].weight.abs().max().item() == pytest.approx(1 / math.sqrt(3), rel=0.05)
+    assert all((parameter == 0).all() for name, parameter in model.named_parameters() if name.endswith("bias"))
 
 
 def test_large_windows_are_refused_with_enough_regions(batch_of):

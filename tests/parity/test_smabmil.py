@@ -9,7 +9,7 @@ from wsi_mil.lookup import find_model
 from wsi_mil.models._spatial import Smoothing, adjacency, nearest_tiles, tile_edges
 
 FILES = {
-    "smabmil_early": {"where": "early", "legacy_torchmil_alpha": True},
+    "smabmil_early": {"where": "early"},
     "smabmil_late_exact": {"where": "late", "mode": "exact"},
     "smabmil_mid_sn": {"where": "mid", "alpha": 0.5},
 }

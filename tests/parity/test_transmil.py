@@ -129,8 +129,12 @@ def test_a_long_bag_is_answered_and_trained_on_without_a_square_matrix(batch_of,
 def test_heads_must_fit():
     with pytest.raises(ConfigError, match="heads"):
         find_model("transmil")(in_dim=6, n_outputs=2, hidden=20)
+    with pytest.raises(ConfigError, match="square"):
+        find_model("transmil")(in_dim=6, n_outputs=2, square="tiles")
 
 
-@pytest.mark.parametrize("params", [{"dropout": 0.0, "landmarks": 3}], ids=lambda params: "-".join(params))
+@pytest.mark.parametrize(
+    "params", [{"dropout": 0.0, "landmarks": 3}, {"square": "positions"}], ids=lambda params: "-".join(params)
+)
 def test_other_forms_obey_every_law(params):
     assert [result for result in check_model(find_model("transmil"), params=params) if not result.passed] == []

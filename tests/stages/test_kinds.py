@@ -12,6 +12,8 @@ from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.runs import RunDir
 from wsi_mil.splits import FoldSpec
 from wsi_mil.stages.crossval import crossval
+from wsi_mil.stages.heatmap import heatmap
+from wsi_mil.stages.report import report
 from wsi_mil.stages.train import train
 from wsi_mil.statistics.ranking import auc
 from wsi_mil.statistics.survival_concordance import survival_concordance
@@ -72,6 +74,21 @@ def test_classes_in_order_are_found(planted, tmp_path):
     expected = shares @ np.arange(1, 4)
     known = spearmanr(rows["z"], rows["target"].astype(float)).statistic
     assert spearmanr(expected, rows["target"].astype(float)).statistic == pytest.approx(known, abs=0.05)
+
+
+@pytest.mark.parametrize("method", ["max_pool", "lse_pool", "focusmil"])
+def test_a_method_whose_tiles_only_have_probabilities_learns_numbers_without_a_map(planted, tmp_path, method):
+    run = run_of(planted, tmp_path / "run", TaskSpec(target="ki67", kind="regression"), methods=[method])
+    rows = merged(run, planted, target=0)
+    assert rows["prediction"].corr(rows["target"]) > 0.3
+    key = run.keys(method)[0]
+    slide = run.test(method, key)["slide"][0]
+    assert run.scores(method, key, slide).columns == ()
+    made = report(run.path)
+    assert made.exit_code == 0, made.failures
+    drawn = heatmap(run.path, slides=tmp_path)
+    assert drawn.exit_code == 1
+    assert "no scores of tiles to draw" in drawn.failures[0].reason
 
 
 def test_a_number_is_found_in_its_own_units(planted, tmp_path):

@@ -115,7 +115,7 @@ def head_tensors(
     """The published linear head. A pooling that was published without one gets the identity, so that the logits are
     what it gives, or, when `n_outputs` is asked for, zeros to start from.
     """
-    if f"{name}.weight" in weights:
+    if f"{name}.*" in weights:
         return weights.linear("head", name)
     weight = torch.eye(width) if n_outputs is None else torch.zeros(n_outputs, width)
     return {"head.weight": weight, "head.bias": torch.zeros(len(weight))}

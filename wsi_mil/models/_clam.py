@@ -149,7 +149,7 @@ class Clam(MILModel):
         """Weights of `CLAM_SB` or `CLAM_MB`. Dropout is not in the weights; keys of the SVM loss are left out."""
         weights = OfficialWeights(cls.__name__, state_dict, ignore=(*ignore, "instance_loss_fn.*"))
         n_outputs = 0
-        while f"instance_classifiers.{n_outputs}.weight" in weights:
+        while f"instance_classifiers.{n_outputs}.*" in weights:
             n_outputs += 1
         tensors = weights.linear("features.linear", "attention_net.0") | _attention_tensors(weights)
         for name in ("weight", "bias"):
@@ -258,9 +258,9 @@ def smooth_top1_svm(logits: Tensor, target: Tensor) -> Tensor:
 
 def _attention_tensors(weights: OfficialWeights) -> dict[str, Tensor]:
     """The attention's tensors; its place in the network and, without a gate, of its last layer depend on dropout."""
-    place = "attention_net.2" if _has(weights, "attention_net.2") else "attention_net.3"
-    if f"{place}.module.0.weight" in weights:
-        last = "3" if f"{place}.module.3.weight" in weights else "2"
+    place = "attention_net.2" if "attention_net.2.*" in weights else "attention_net.3"
+    if f"{place}.module.*" in weights:
+        last = "3" if f"{place}.module.3.*" in weights else "2"
         names = {"tanh": "module.0", "weights": f"module.{last}"}
     else:
         names = {"tanh": "attention_a.0", "gate": "attention_b.0", "weights": "attention_c"}
@@ -268,7 +268,3 @@ def _attention_tensors(weights: OfficialWeights) -> dict[str, Tensor]:
     for ours, official in names.items():
         tensors |= weights.linear(f"attention.{ours}", f"{place}.{official}")
     return tensors
-
-
-def _has(weights: OfficialWeights, place: str) -> bool:
-    return any(f"{place}.{first}.0.weight" in weights for first in ("module", "attention_a"))

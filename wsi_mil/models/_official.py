@@ -25,8 +25,9 @@ class OfficialWeights:
                 self._tensors[name] = torch.as_tensor(value)
         self._taken: set[str] = set()
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+    def __contains__(self, pattern: str) -> bool:
+        """Whether there is a tensor of this name, or of this form ("mlp.*")."""
+        return any(fnmatch(name, pattern) for name in self._tensors)
 
     def take(self, name: str) -> Tensor:
         """The tensor of this name. Raises ConfigError when it is missing."""

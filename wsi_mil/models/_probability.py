@@ -98,7 +98,7 @@ class ProbabilityPooling(MILModel):
         """
         weights = OfficialWeights(cls.__name__, state_dict, ignore=ignore)
         tensors = weights.linear("head", "fc_prob")
-        if "fc_att.weight" in weights:
+        if "fc_att.*" in weights:
             tensors |= weights.linear("attention", "fc_att")
         n_outputs, in_dim = tensors["head.weight"].shape
         model = cls(in_dim=in_dim, n_outputs=n_outputs, hidden=None, **what_the_shapes_do_not_tell)

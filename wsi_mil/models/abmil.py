@@ -86,7 +86,7 @@ class Abmil(MILModel):
         """
         weights = OfficialWeights(cls.__name__, state_dict, ignore=ignore)
         tensors: dict[str, Tensor] = {}
-        feature_layer = "dimreduction.fc1.weight" in weights
+        feature_layer = "classifier.fc.*" in weights
         if feature_layer:
             tensors |= weights.linear("features.linear", "dimreduction.fc1", bias=False)
             v, u, w, head = (
@@ -95,7 +95,7 @@ class Abmil(MILModel):
                 "attention.attention_weights",
                 "classifier.fc",
             )
-        elif "attention.0.weight" in weights:
+        elif "attention.2.*" in weights:
             v, u, w, head = "attention.0", "", "attention.2", "classifier.0"
         else:
             v, u, w, head = "attention_V.0", "attention_U.0", "attention_w", "classifier.0"

@@ -31,8 +31,8 @@ class Abmilx(MILModel):
 
     in_dim: width of the features.  n_outputs: width of the head.  hidden: width of the first layer, a multiple of
     `heads`.  attn_plus: refine the scores globally; at most `max_tiles` tiles a bag.  layer_norm: on the features and
-    before the head.  ffn: a feed-forward layer before the head.  bias: of the first layer, projections and head.
-    attention_bias: of the scoring network.  dropout: after the first layer.
+    before the head.  ffn: a feed-forward layer before the head.  bias: of the first layer, projection, head and those
+    norms.  attention_bias: of the scoring network.  dropout: after the first layer.
     """
 
     summary = "multi-head attention pooling with globally refined scores (ABMILX)"
@@ -78,7 +78,7 @@ class Abmilx(MILModel):
         if ffn or layer_norm:
             self.score_kinds = ("attention",)
         width = hidden // heads
-        self.norm_in = nn.LayerNorm(in_dim) if layer_norm else nn.Identity()
+        self.norm_in = nn.LayerNorm(in_dim, bias=bias) if layer_norm else nn.Identity()
         self.features = nn.Linear(in_dim, hidden, bias=bias)
         self.drop = Dropout(dropout)
         self.score = nn.Sequential(
@@ -88,8 +88,13 @@ class Abmilx(MILModel):
         self.project = nn.Linear(hidden, hidden, bias=bias)
         self.norm_ffn = nn.LayerNorm(hidden) if ffn and not layer_norm else nn.Identity()
         self.feed_forward = _FeedForward(hidden) if ffn else None
-        self.norm_out = nn.LayerNorm(hidden) if layer_norm else nn.Identity()
+        self.norm_out = nn.LayerNorm(hidden, bias=bias) if layer_norm else nn.Identity()
         self.head = nn.Linear(hidden, n_outputs, bias=bias)
+        for module in self.modules():  # published first weights
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_normal_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
 
     def forward(
         self, batch: BagBatch, *, generator: torch.Generator | None = None, forced_mask: Tensor | None = None
@@ -149,20 +154,22 @@ class Abmilx(MILModel):
     ) -> Self:
         """Weights of `DAttentionX`. Activation and dropout are not in the weights."""
         weights = OfficialWeights(cls.__name__, state_dict, ignore=ignore)
-        layer_norm, ffn = "norm1.weight" in weights, "mlp.fc1.weight" in weights
+        layer_norm, ffn = "norm1.*" in weights or "feature.1.*" in weights, "mlp.*" in weights
         first = "feature.1" if layer_norm else "feature.0"
-        bias, attention_bias = f"{first}.bias" in weights, "attention.fc1.bias" in weights
+        bias = any(f"{name}.bias" in weights for name in (first, "proj", "classifier"))
+        attention_bias = "attention.*.bias" in weights
         tensors = weights.linear("features", first, bias=bias)
         tensors |= weights.linear("score.0", "attention.fc1", bias=attention_bias)
         tensors |= weights.linear("score.2", "attention.fc2", bias=attention_bias)
         tensors |= weights.linear("project", "proj", bias=bias) | weights.linear("head", "classifier", bias=bias)
         if layer_norm:
-            tensors |= weights.linear("norm_in", "feature.0") | weights.linear("norm_out", "norm1")
+            tensors |= weights.linear("norm_in", "feature.0", bias=bias)
+            tensors |= weights.linear("norm_out", "norm1", bias=bias)
         if ffn:
             tensors |= weights.linear("feed_forward.0", "mlp.fc1") | weights.linear("feed_forward.2", "mlp.fc2")
             if not layer_norm:
                 tensors |= weights.linear("norm_ffn", "norm_ffn")
-        attn_plus = "attn_plus_fn.qk.weight" in weights
+        attn_plus = "attn_plus_fn.*" in weights
         if attn_plus:
             tensors |= weights.linear("plus.norm", "attn_plus_fn.norm_x")
             tensors["plus.query_key.weight"] = weights.take("attn_plus_fn.qk.weight")

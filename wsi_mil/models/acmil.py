@@ -167,7 +167,7 @@ class Acmil(MILModel):
     ) -> Self:
         """Weights of `ACMIL_GA` or `ACMIL_MHA`, told apart by their keys. K, p and masking are not in the weights."""
         weights = OfficialWeights(cls.__name__, state_dict, ignore=ignore)
-        gated = "attention.attention_weights.weight" in weights
+        gated = "attention.*" in weights
         tensors = weights.linear("features.linear", "dimreduction.fc1", bias=False)
         tensors |= _gated_tensors(weights) if gated else _head_tensors(weights)
         tensors |= weights.linear("head", "Slide_classifier.fc")
@@ -301,7 +301,7 @@ def _gated_tensors(weights: OfficialWeights) -> dict[str, Tensor]:
 
 
 def _head_tensors(weights: OfficialWeights) -> dict[str, Tensor]:
-    tensors = {"branches.queries": weights.take("q")[0]}
+    tensors = {"branches.queries": weights.take("q").squeeze(0)}
     for m in range(len(tensors["branches.queries"])):
         tensors |= weights.linear(f"branches.attention.{m}.query", f"sub_attention.{m}.q_proj")
         tensors |= weights.linear(f"branches.attention.{m}.key", f"sub_attention.{m}.k_proj")

@@ -12,6 +12,8 @@ Where published code and paper differ, and what is taken here:
   fails when all are dropped.
 Differs on purpose:
 - Keys and values are never made for each tile; the algebra is exact (see `_layers`).
+- The values of a token that no bag of a step reads have a gradient of zero, so that momentum and weight decay move them
+  all the same; in the code they have none, and the optimiser passes them over.
 - A head for each token is published and never trained: kept, frozen. An unused LayerNorm is dropped.
 - Tile scores are the attention of the tokens weighted by what the class vector reads of them; the published figures
   show one head of one token.

@@ -43,7 +43,8 @@ class ClassAttention(MILModel):
     in_dim: width of the features.  n_outputs: width of the head.  hidden: width of the layer in front; None for none.
     heads: of the attention.  mlp_ratio: width of the MLP in multiples of `hidden`.  per_class: a token for each class.
     layer_scale: what gamma starts at.  qkv_bias: biases of query, key and value.  final_norm: LayerNorm before the
-    head.  dropout: on the output of the layer in front.
+    head.  norm_eps: what the LayerNorms of the block and before the head add to the variance.  dropout: on the output
+    of the layer in front.
     """
 
     summary = "a learned token, or one a class, attends to all tiles (PatchConvNet, CaiT)"
@@ -63,6 +64,7 @@ class ClassAttention(MILModel):
         layer_scale: float = 0.1,
         qkv_bias: bool = True,
         final_norm: bool = True,
+        norm_eps: float = 1e-5,
         dropout: float = 0.0,
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
@@ -75,6 +77,7 @@ class ClassAttention(MILModel):
         self.layer_scale = layer_scale
         self.qkv_bias = qkv_bias
         self.final_norm = final_norm
+        self.norm_eps = norm_eps
         self.dropout = dropout
         self.random_in_training = dropout > 0
         tokens = n_outputs if per_class else 1
@@ -82,17 +85,17 @@ class ClassAttention(MILModel):
         self.attention_parts = tuple(f"{word}{i}" for i in range(parts))
         self.features = Projection(in_dim, hidden, dropout=dropout)
         self.tokens = nn.Parameter(nn.init.trunc_normal_(torch.empty(tokens, width), std=0.02))
-        self.norm1 = nn.LayerNorm(width)
+        self.norm1 = nn.LayerNorm(width, eps=norm_eps)
         self.query = nn.Linear(width, width, bias=qkv_bias)
         self.key = nn.Linear(width, width, bias=qkv_bias)
         self.value = nn.Linear(width, width, bias=qkv_bias)
         self.out = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width, eps=norm_eps)
         inner = int(width * mlp_ratio)
         self.mlp = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
         self.gamma1 = nn.Parameter(torch.full((width,), layer_scale))
         self.gamma2 = nn.Parameter(torch.full((width,), layer_scale))
-        self.norm = nn.LayerNorm(width) if final_norm else nn.Identity()
+        self.norm = nn.LayerNorm(width, eps=norm_eps) if final_norm else nn.Identity()
         self.head = nn.Linear(width, n_outputs)
 
     def forward(
@@ -139,8 +142,9 @@ class ClassAttention(MILModel):
     ) -> Self:
         """Weights of the published block, bare or as `blocks_token_only.0.*` of the whole network, and `cls_token`.
 
-        cls_token (1, k, d), in the weights or as keyword: the block alone does not hold it.  per_class and heads (1)
-        are not in the weights; several tokens, or a head in parts (head.0 ...), mean per_class. norm.* and head.* of
+        cls_token (1, k, d), in the weights or as keyword: the block alone does not hold it.  per_class, heads (1) and
+        norm_eps are not in the weights; several tokens, or a head in parts (head.0 ...), mean per_class. norm_eps is
+        1e-5, as in the published classes; the published networks (S60 to L120) are made with 1e-6. norm.* and head.* of
         the whole network are taken; without them there is no last LayerNorm, and `bag_embedding` and the logits
         (flattened tokens; of per_class without a head: the sum of each) are what the block gives. n_outputs asks for a
         head of zeros instead. Name what stands before the block in `ignore`.
@@ -150,8 +154,8 @@ class ClassAttention(MILModel):
         token = torch.as_tensor(given.pop("cls_token")) if "cls_token" in given else weights.take("cls_token")
         tensors = _block(weights) | {"tokens": _one_for_all_bags(token)}
         n_tokens, width = tensors["tokens"].shape
-        per_class = given.pop("per_class", n_tokens > 1 or "head.0.weight" in weights)
-        final_norm = "norm.weight" in weights
+        per_class = given.pop("per_class", n_tokens > 1 or "head.0.*" in weights)
+        final_norm = "norm.*" in weights
         tensors |= weights.linear("norm", "norm") if final_norm else {}
         tensors |= _head(weights, n_tokens, width, per_class, given.pop("n_outputs", None))
         settings: dict[str, Any] = {"hidden": None, "per_class": per_class, "final_norm": final_norm}
@@ -171,8 +175,8 @@ def _one_for_all_bags(token: Tensor) -> Tensor:
 
 
 def _block(weights: OfficialWeights) -> dict[str, Tensor]:
-    prefix = "blocks_token_only.0." if "blocks_token_only.0.gamma_1" in weights else ""
-    biases = f"{prefix}attn.q.bias" in weights
+    prefix = "blocks_token_only.0." if "blocks_token_only.0.*" in weights else ""
+    biases = f"{prefix}attn.[qkv].bias" in weights
     tensors = {"gamma1": weights.take(f"{prefix}gamma_1"), "gamma2": weights.take(f"{prefix}gamma_2")}
     for ours, official in {"query": "q", "key": "k", "value": "v"}.items():
         tensors |= weights.linear(ours, f"{prefix}attn.{official}", bias=biases)
@@ -188,8 +192,11 @@ def _head(
     if not per_class:
         return head_tensors(weights, width, n_outputs)
     names = [f"head.{c}" for c in range(n_tokens)]
-    if f"{names[0]}.weight" not in weights:
+    if "head.*" not in weights:
         weight = torch.ones(n_tokens, width) if n_outputs is None else torch.zeros(n_tokens, width)
         return {"head.weight": weight, "head.bias": torch.zeros(n_tokens)}
+    for name in names:
+        if (shape := tuple(weights.take(f"{name}.weight").shape)) != (1, width):
+            raise ConfigError(f"class_attention: {name}.weight has the shape {shape}; the tokens ask for (1, {width})")
     rows = {part: torch.cat([weights.take(f"{name}.{part}") for name in names]) for part in ("weight", "bias")}
     return {f"head.{part}": values for part, values in rows.items()}

@@ -10,7 +10,8 @@ Where the two published codes differ, and what is taken here:
   cross-entropy (loss="ce"). The classes of a task exclude each other, so "ce" is the default; with one output, the
   published form for two classes, both are the same number.
 - binli123 predicts by the second stream, AEM by the mean of both streams' probabilities: prediction="bag" or "mean".
-- q has two layers and tanh in binli123 (nonlinear=True), one linear layer in AEM.
+- q has two layers and tanh in binli123 (nonlinear=True), one linear layer in AEM, whose two layers, where it has them,
+  differ in width: query_hidden.
 Differs on purpose:
 - Class weights multiply a bag's loss in the "bce" form too.
 - `hidden` puts a first layer with ReLU in front of everything; off unless asked for.
@@ -42,9 +43,10 @@ class Dsmil(MILModel):
     """A maximum over tiles, and attention by likeness to the tile that reached it.
 
     in_dim: width of the features.  n_outputs: width of the head, 1 for two classes.  nonlinear: two layers and tanh
-    for q, or one linear layer.  query_dim: width of q.  value_layer: a linear layer with ReLU for the values, which
-    are the features otherwise.  value_dropout: in front of that layer.  hidden: width of a first layer; None for none.
-    prediction: by the attention stream, or by the mean of both streams' probabilities.
+    for q, or one linear layer.  query_dim: width of q.  query_hidden: width of the first of its two layers; None takes
+    that of q.  value_layer: a linear layer with ReLU for the values, which are the features otherwise.
+    value_dropout: in front of that layer.  hidden: width of a first layer; None for none.  prediction: by the attention
+    stream, or by the mean of both streams' probabilities.
     """
 
     summary = "maximum over tiles and attention by likeness to it (DSMIL)"
@@ -61,6 +63,7 @@ class Dsmil(MILModel):
         n_outputs: int,
         nonlinear: bool = True,
         query_dim: int = 128,
+        query_hidden: int | None = None,
         value_layer: bool = False,
         value_dropout: float = 0.0,
         hidden: int | None = None,
@@ -71,6 +74,7 @@ class Dsmil(MILModel):
             raise ConfigError(f"dsmil: prediction is bag or mean, not {prediction!r}")
         self.nonlinear = nonlinear
         self.query_dim = query_dim
+        self.query_hidden = query_hidden
         self.value_layer = value_layer
         self.value_dropout = value_dropout
         self.hidden = hidden
@@ -84,7 +88,8 @@ class Dsmil(MILModel):
         self.instance_head = nn.Linear(width, n_outputs)
         query: list[nn.Module] = [nn.Linear(width, query_dim)]
         if nonlinear:
-            query += [nn.ReLU(), nn.Linear(query_dim, query_dim), nn.Tanh()]
+            inner = query_hidden or query_dim
+            query = [nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, query_dim), nn.Tanh()]
         self.query = nn.Sequential(*query)
         self.drop = Dropout(value_dropout)
         self.value = FeatureLayer(width, width, bias=True) if value_layer else nn.Identity()
@@ -162,11 +167,11 @@ class Dsmil(MILModel):
         Dropout and prediction are not in the weights.
         """
         weights = OfficialWeights(cls.__name__, state_dict, ignore=ignore)
-        first = "i_classifier.fc" if "i_classifier.fc.weight" in weights else "i_classifier.fc.0"
+        first = "i_classifier.fc" if "i_classifier.fc.[wb]*" in weights else "i_classifier.fc.0"
         tensors = weights.linear("instance_head", first)
-        nonlinear = "b_classifier.q.0.weight" in weights
+        nonlinear = "b_classifier.q.0.*" in weights
         layers = {"query.0": "q.0", "query.2": "q.2"} if nonlinear else {"query.0": "q"}
-        value_layer = "b_classifier.v.1.weight" in weights
+        value_layer = "b_classifier.v.1.*" in weights
         if value_layer:
             layers["value.linear"] = "v.1"
         for ours, official in (layers | {"head": "fcc"}).items():
@@ -176,7 +181,8 @@ class Dsmil(MILModel):
             in_dim=in_dim,
             n_outputs=n_outputs,
             nonlinear=nonlinear,
-            query_dim=len(tensors["query.0.weight"]),
+            query_dim=len(tensors["query.2.weight" if nonlinear else "query.0.weight"]),
+            query_hidden=len(tensors["query.0.weight"]) if nonlinear else None,
             value_layer=value_layer,
             **what_the_shapes_do_not_tell,
         )

@@ -195,7 +195,7 @@ class Dtfd(MILModel):
         weights = OfficialWeights(cls.__name__, _flat(state_dict), ignore=ignore)
         tensors = weights.linear("features.linear", "dim_reduction.fc1", bias=False)
         residual_layers = 0
-        while (theirs := f"dim_reduction.resBlocks.{residual_layers}.block") and f"{theirs}.0.weight" in weights:
+        while (theirs := f"dim_reduction.resBlocks.{residual_layers}.block") and f"{theirs}.*" in weights:
             for i in (0, 2):
                 tensors |= weights.linear(f"residual.{residual_layers}.block.{i}", f"{theirs}.{i}", bias=False)
             residual_layers += 1
@@ -297,6 +297,9 @@ def _offsets(sizes: Sequence[int], *, like: Tensor) -> Tensor:
 
 def _flat(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """A checkpoint of several state dicts as one, each name with its module's in front."""
+    for container in ("model", "state_dict"):
+        if isinstance(state_dict.get(container), Mapping):
+            return _flat(state_dict[container])
     flat: dict[str, Any] = {}
     for part, value in state_dict.items():
         if isinstance(value, Mapping):

@@ -116,11 +116,11 @@ class FocusMil(MILModel):
         without encoder, Wm, bm, Wv, bv, wc, bc.
         """
         weights = OfficialWeights(cls.__name__, state_dict, ignore=ignore)
-        if "Wm" in weights:
+        if "[Wb]m" in weights:
             names = {"mean": ("Wm", "bm"), "log_var": ("Wv", "bv"), "head": ("wc", "bc")}
         else:
-            prefix = "w_" if "w_mu_weight" in weights else ""
-            n_layers = next(n for n in count() if f"{prefix}fc{n + 1}_weight" not in weights)
+            prefix = "w_" if "w_mu_*" in weights else ""
+            n_layers = next(n for n in count() if f"{prefix}fc{n + 1}_*" not in weights)
             ours = {f"encoder.{2 * i}": f"fc{i + 1}" for i in range(n_layers)}
             ours |= {"mean": "mu", "log_var": "lv", "head": "head"}
             names = {name: (f"{prefix}{theirs}_weight", f"{prefix}{theirs}_bias") for name, theirs in ours.items()}

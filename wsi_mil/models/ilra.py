@@ -10,6 +10,7 @@ Differs on purpose:
   makes the tiles' attention to the latents a constant. The projections are doubled as in both (own, then attention's).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -63,9 +64,10 @@ class Ilra(MILModel):
             _Block(width, hidden, heads, latents=latents, layer_norm=layer_norm) for width in widths
         )
         self.seed = nn.Parameter(torch.empty(1, hidden))
-        nn.init.xavier_uniform_(self.seed)
+        _xavier(self.seed)
         self.pool = _Attend(hidden, hidden, hidden, heads, gated=False, layer_norm=layer_norm)
         self.head = nn.Linear(hidden, n_outputs)
+        nn.init.xavier_normal_(self.head.weight)
 
     def forward(self, batch: BagBatch, *, generator: torch.Generator | None = None) -> MILOutput:
         """Answer for each bag. Above 20,000 tiles the tiles' own layers are computed again for the gradient."""
@@ -97,7 +99,7 @@ class Ilra(MILModel):
             raise ConfigError(f"ilra: the published weights have {len(seed)} pooling seeds; one is supported")
         tensors = {"seed": seed}
         blocks = 0
-        while f"gab_blocks.{blocks}.latent" in weights:
+        while blocks == 0 or f"gab_blocks.{blocks}.*" in weights:
             official, ours = f"gab_blocks.{blocks}", f"layers.{blocks}"
             tensors[f"{ours}.latents"] = weights.take(f"{official}.latent")[0]
             tensors |= _attend_tensors(weights, f"{ours}.forth", f"{official}.project_forward", gated=True)
@@ -111,7 +113,7 @@ class Ilra(MILModel):
             hidden=hidden,
             blocks=blocks,
             latents=latents,
-            layer_norm="pooling.mha.ln0.weight" in weights,
+            layer_norm="pooling.mha.ln?.*" in weights,
             **what_the_shapes_do_not_tell,
         )
         weights.load(model, tensors)
@@ -124,7 +126,7 @@ class _Block(nn.Module):
     def __init__(self, in_dim: int, hidden: int, heads: int, *, latents: int, layer_norm: bool) -> None:
         super().__init__()
         self.latents = nn.Parameter(torch.empty(latents, hidden))
-        nn.init.xavier_uniform_(self.latents)
+        _xavier(self.latents)
         self.forth = _Attend(hidden, in_dim, hidden, heads, gated=True, layer_norm=layer_norm)
         self.back = _Attend(in_dim, hidden, hidden, heads, gated=True, layer_norm=layer_norm)
 
@@ -151,6 +153,17 @@ class _Attend(nn.Module):
         self.feed = nn.Linear(hidden, hidden)
         self.norm1 = nn.LayerNorm(hidden) if layer_norm else nn.Identity()
         self.gate = nn.Linear(query_dim, hidden) if gated else None
+        self._start()
+
+    def _start(self) -> None:
+        """Published first weights: Xavier-normal matrices; query, key and value are three parts of a uniform one."""
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.xavier_normal_(layer.weight)
+        for layer in (self.query, self.key, self.value):
+            nn.init.xavier_uniform_(layer.weight, gain=math.sqrt(0.5))
+        for layer in (self.query, self.key, self.value, self.out):
+            nn.init.zeros_(layer.bias)
 
     def gather(self, queries: Tensor, tiles: Tensor, offsets: Tensor) -> Tensor:
         """The same few queries read each bag's tiles. queries: (r, q).  tiles: (total, d). Returns (b, r, h)."""
@@ -215,9 +228,14 @@ class _Attend(nn.Module):
         return finished
 
 
+def _xavier(rows: nn.Parameter) -> None:
+    with torch.no_grad():
+        nn.init.xavier_uniform_(rows[None])  # the published tensors have a leading axis, which counts for the spread
+
+
 def _attend_tensors(weights: OfficialWeights, ours: str, official: str, *, gated: bool) -> dict[str, Tensor]:
     names = {"own_query": "fc_q", "own_key": "fc_k", "own_value": "fc_v", "feed": "fc_o"}
-    if f"{official}.ln0.weight" in weights:
+    if f"{official}.ln?.*" in weights:
         names |= {"norm0": "ln0", "norm1": "ln1"}
     if gated:
         names["gate"] = "gate.0"

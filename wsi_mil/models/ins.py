@@ -46,6 +46,16 @@ from wsi_mil.models._official import OfficialWeights
 Pool = Literal["top_mean", "mean", "max", "noisy_or", "linear_softmax"]
 _POOLS = ("top_mean", "mean", "max", "noisy_or", "linear_softmax")
 _TRUNKS = ("mlp", "linear", "none")
+_NOT_THE_NETWORK = (
+    "queue",
+    "queue_*",
+    "prototypes",
+    "encoder_?.prototypes",
+    "mlp.*",
+    "bag_classifier.*",
+    "model_teacherHead*",
+)
+"""Published keys beside the network of tiles."""
 
 
 class Ins(MILModel):
@@ -198,13 +208,17 @@ class Ins(MILModel):
         branch: Literal["q", "k"] = "q",
         **what_the_shapes_do_not_tell: Any,
     ) -> Self:
-        """Weights of one branch of `INS`: q, or the momentum branch k. The encoder is one Linear layer or nothing."""
+        """Weights of one branch of `INS`: q, or the momentum branch k. The encoder is one Linear layer or nothing.
+
+        Left out without asking: the state of training (queue, prototypes), which the objective holds, and heads of
+        bags that nothing calls on tiles. Name a convolutional encoder's keys in `ignore`.
+        """
         other = "k" if branch == "q" else "q"
-        weights = OfficialWeights(cls.__name__, state_dict, ignore=(*ignore, f"encoder_{other}.*"))
+        weights = OfficialWeights(cls.__name__, state_dict, ignore=(*ignore, f"encoder_{other}.*", *_NOT_THE_NETWORK))
         prefix = f"encoder_{branch}"
         tensors = weights.linear("classifier", f"{prefix}.fc")
         tensors |= weights.linear("projector.0", f"{prefix}.head.0") | weights.linear("projector.2", f"{prefix}.head.2")
-        has_trunk = f"{prefix}.encoder.weight" in weights
+        has_trunk = any(f"{prefix}.encoder.{part}" in weights for part in ("weight", "bias"))
         if has_trunk:
             tensors |= weights.linear("linear", f"{prefix}.encoder")
         hidden = tensors["classifier.weight"].shape[1]
@@ -298,7 +312,7 @@ class InsObjective(Objective):
         logits, query = full_precision(instance_logits_of(model, output)), output.auxiliary["projection"]
         with no_autocast(query):
             candidates = spread(self._candidates(target, logits.shape[1]), batch.offsets)
-            labels = (logits.detach().softmax(dim=1) * candidates).argmax(dim=1)
+            labels = logits.detach().masked_fill(candidates == 0, -math.inf).argmax(dim=1)
             nearest = (self.prototype_scores(query.detach()) * candidates).argmax(dim=1)
             self._move_prototypes(query.detach(), labels)
             keys = self._keys(model, strong)
@@ -396,18 +410,30 @@ class InsObjective(Objective):
         naive = F.one_hot(target, n_classes).to(self.prototypes.dtype)
         if not self.background or (warming_up and self.warmup_targets == "bag"):
             return spread(naive, batch.offsets)
-        phi = self.phi_at(progress)
+        bags = list(zip(batch.bags(), target.tolist(), split(nearest, batch.offsets), strict=True))
+        if not warming_up:
+            self._move_targets(bags, self.phi_at(progress))
         rows = []
-        for bag, label, near in zip(batch.bags(), target.tolist(), split(nearest, batch.offsets), strict=True):
+        for bag, label, _ in bags:
             soft = self.prototypes.new_zeros(len(bag), n_classes)
             share = self.targets.of(bag).to(soft) if label else soft[:, 0]
-            if label and not warming_up:
-                share = phi * share + (1 - phi) * (near == label)
-                self.targets.put(bag, share)
             soft[:, label] += share
             soft[:, 0] += 1 - share
             rows.append(soft)
         return torch.cat(rows)
+
+    def _move_targets(self, bags: Sequence[tuple[Bag, int, Tensor]], phi: float) -> None:
+        """Each tile of a positive bag towards its nearest prototype. bags: with their label and, (n,), what is nearest.
+
+        All are read before any is written, so that a bag that stands twice in a step moves once, as published.
+        """
+        moved = [
+            (bag, phi * self.targets.of(bag) + (1 - phi) * (near == label).double().cpu())
+            for bag, label, near in bags
+            if label
+        ]
+        for bag, share in moved:
+            self.targets.put(bag, share.to(self.prototypes.dtype))
 
     def get_extra_state(self) -> dict[str, Any]:
         """The soft targets, for the checkpoint."""

@@ -20,15 +20,17 @@ Differs on purpose:
 - The teacher has no dropout unless teacher_dropout=True (the code, which forgets to switch it off).
 - v2's tile score is the logarithm of the published one, in fp64: the softmax of logits near 0 is full of ties in fp32.
 - Schedules run over the steps of training after the warm-up. The queries follow the mean over the bags of a step.
-- DSMIL: the mean of both streams' losses and probabilities, as v1. The student "transmil" is `transmil` behind the
-  common first layer. Masking leaves its grid to the tiles that stay, as published.
+- DSMIL: the mean of both streams' losses and probabilities, as v1; v2 has the loss of the mean of both logits.
+- TransMIL: the code ranks by the class token's attention in v2, in v1 by that of whatever comes first, which is padding
+  unless the tokens are a multiple of the landmarks. Here it is the class token's. As published, tiles fill up a square
+  for the position encoding alone (square="positions" of `transmil`), and that square is of the tiles that stay.
 """
 
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,20 +50,22 @@ from wsi_mil.models._base import Criterion, MILModel, MILOutput, Objective, Prog
 from wsi_mil.models._layers import Dropout, hidden_width, uniform
 from wsi_mil.models._official import OfficialWeights
 from wsi_mil.models.dsmil import Dsmil
-from wsi_mil.models.transmil import TransMil
+from wsi_mil.models.transmil import NystromLayer, TransMil, scaled_softmax
 
 Baseline = Literal["abmil", "dsmil", "transmil"]
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
 MERGE_HEADS, MERGE_HEAD_DIM = 8, 64
+MERGE_DROPOUT = 0.1
+"""Dropout on the attention of the merge and on its tokens, whenever there is any dropout."""
 
 
 class Mhim(MILModel):
     """The student of MHIM-MIL: a baseline behind one layer, trained with tiles hidden by its teacher.
 
     in_dim: width of the features.  n_outputs: width of the head.  baseline: what pools.  hidden: width of the first
-    layer; None takes the published one for `in_dim`.  act: behind it.  dropout: behind that.  attention_dim,
-    attention_act: of the attention ("abmil").  merge_tokens: tokens that a part of the tiles is merged into in training
-    (v2); 0 for none.
+    layer; None takes the published one for `in_dim`.  act: behind it.  dropout: behind that; if it is above 0, the
+    merge has dropout of 0.1.  attention_dim, attention_act: of the attention ("abmil").  merge_tokens: tokens that a
+    part of the tiles is merged into in training (v2); 0 for none.
     """
 
     summary = "momentum teacher hides easy tiles from the student (MHIM-MIL)"
@@ -104,8 +108,8 @@ class Mhim(MILModel):
         elif baseline == "dsmil":
             self.encoder = Dsmil(in_dim=self.hidden, n_outputs=n_outputs, value_layer=True, prediction="mean")
         else:
-            self.encoder = TransMil(in_dim=self.hidden, n_outputs=n_outputs, hidden=self.hidden)
-            self.encoder.add_module("features", nn.Identity())
+            self.encoder = TransMil(in_dim=self.hidden, n_outputs=n_outputs, hidden=self.hidden, square="positions")
+            self.encoder.add_module("features", nn.Identity())  # its first layer is the common one
         self.random_in_training = dropout > 0 or getattr(self.encoder, "random_in_training", False)
         if isinstance(self.encoder, MILModel):
             self.score_kinds = self.encoder.score_kinds
@@ -113,7 +117,8 @@ class Mhim(MILModel):
             self.attention_of_classes = self.encoder.attention_of_classes
             self.order_matters = self.encoder.order_matters
             self.loops_over_bags = self.encoder.loops_over_bags
-        self.merge = _Merge(self.hidden, merge_tokens) if merge_tokens else None
+        merge_dropout = MERGE_DROPOUT if dropout > 0 else 0.0
+        self.merge = _Merge(self.hidden, merge_tokens, dropout=merge_dropout) if merge_tokens else None
         _start(self)
 
     def forward(
@@ -128,15 +133,17 @@ class Mhim(MILModel):
         """Answer for each bag.
 
         forced_dropout: (total, hidden) bool, the units that dropout zeroes.  merge_noise: (total,) numbers; of each bag
-        the int(n merge_keep) tiles of smallest noise stay and the others become `merge_tokens` tokens behind them. Then
-        the output, and its offsets, are of what the student sees.
+        the int(n merge_keep) tiles of smallest noise stay, in the order of their noise, and the others become
+        `merge_tokens` tokens behind them. Then the output, and its offsets, are of what the student sees.
         """
         hidden = self.activation(self.features(batch.features))
         hidden = self.drop(hidden, generator=generator, forced_mask=forced_dropout)
         merged = None
         if self.merge is not None and merge_noise is not None and merge_keep is not None:
-            batch, hidden, merged = self.merge.shorten(batch, hidden, merge_noise, merge_keep)
+            batch, hidden, merged = self.merge.shorten(batch, hidden, merge_noise, merge_keep, generator)
         output: MILOutput = self.encoder(replace(batch, features=hidden), generator=generator)
+        if self.baseline == "transmil":
+            output = replace(output, auxiliary=output.auxiliary | {"tiles": hidden})
         if merged is None:
             return output
         return replace(output, auxiliary=output.auxiliary | {"merged": merged})
@@ -145,11 +152,15 @@ class Mhim(MILModel):
         """What tiles are ranked by for masking, (total, m), m heads. output: of the teacher on whole bags.
 
         attention: attention logits; with DSMIL the greatest class score, with TransMIL the class token's row in the
-        first layer.  class: the logarithm of the greatest class probability of a tile's share of the bag's feature.
+        first layer.  class: the logarithm of the greatest class probability of a tile's share of the bag's feature,
+        with TransMIL of what the first layer hands the class token.
         """
         if kind == "class":
-            shares = output.auxiliary["class_shares"].double()
-            return shares.log_softmax(dim=1).max(dim=1, keepdim=True).values
+            if isinstance(self.encoder, TransMil):
+                shares = _shares_of_token(self.encoder, output)
+            else:
+                shares = output.auxiliary["class_shares"]
+            return shares.double().log_softmax(dim=1).max(dim=1, keepdim=True).values
         if self.baseline == "dsmil" and output.instance_logits is not None:
             return full_precision(output.instance_logits).max(dim=1, keepdim=True).values
         if self.baseline == "transmil":
@@ -183,11 +194,11 @@ class Mhim(MILModel):
 
         random, low, high: shares of the tiles that are hidden.  high_random: r, the share of the candidates for `high`
         that is.  high_decay: `high` falls along a cosine to 0.  inverse: hide all but those.  score: what ranks tiles,
-        attention (v1) or the class (v2, "abmil" only).  alpha, temperature: of the second loss.  momentum: of the
-        teacher, constant or rising along a cosine to 1.  warmup: share of training without teacher.  merge_keep: share
-        of the visible tiles that is not merged.  merge_momentum: of the queries.  init_from: label of the method of the
-        same run whose trained model is the first teacher, a mhim that is plain throughout (warmup 1); then nothing
-        warms up here.
+        attention (v1) or the class (v2, not with "dsmil", which ranks by class in either).  alpha, temperature: of the
+        second loss.  momentum: of the teacher, constant or rising along a cosine to 1.  warmup: share of training
+        without teacher.  merge_keep: share of the visible tiles that is not merged.  merge_momentum: of the queries.
+        init_from: label of the method of the same run whose trained model is the first teacher, a mhim that is plain
+        throughout (warmup 1); then nothing warms up here.
         """
         masking = Masking(random=random, low=low, high=high, high_random=high_random, inverse=inverse)
         return MhimObjective(
@@ -216,15 +227,15 @@ class Mhim(MILModel):
         Activations, dropout and the shares of masks are not in the weights (v2's published act is "gelu").
         """
         weights = OfficialWeights(cls.__name__, state_dict, ignore=ignore)
-        tensors = weights.linear("features", "feature.0" if "feature.0.weight" in weights else "patch_to_emb.0")
+        tensors = weights.linear("features", "feature.0" if "feature.0.*" in weights else "patch_to_emb.0")
         hidden, in_dim = tensors["features.weight"].shape
         shapes: dict[str, Any] = {"baseline": "abmil"}
-        if "online_encoder.b_classifier.fcc.weight" in weights:
+        if "online_encoder.b_classifier.*" in weights:
             shapes["baseline"] = "dsmil"
             tensors |= _dsmil_tensors(weights)
             n_outputs = len(tensors["encoder.instance_head.weight"])
         else:
-            if "online_encoder.cls_token" in weights:
+            if "online_encoder.norm.*" in weights:
                 shapes["baseline"] = "transmil"
                 tensors |= _transmil_tensors(weights, tensors["features.weight"])
             else:
@@ -233,7 +244,7 @@ class Mhim(MILModel):
                 tensors |= weights.linear("encoder.head", "predictor")
                 shapes["attention_dim"] = len(tensors["encoder.inner.weight"])
             n_outputs = len(tensors["encoder.head.weight"])
-        if "merge.global_q_mm" in weights:
+        if "merge.*" in weights:
             tensors |= _merge_tensors(weights)
             shapes["merge_tokens"] = len(tensors["merge.queries"])
         model = cls(in_dim=in_dim, n_outputs=n_outputs, hidden=hidden, **shapes, **what_the_shapes_do_not_tell)
@@ -319,8 +330,8 @@ class MhimObjective(Objective):
                 f"mhim: score={score!r}, momentum_schedule={momentum_schedule!r}; the first is attention or class, the "
                 f"second constant or cosine"
             )
-        if score == "class" and model.baseline != "abmil":
-            raise ConfigError(f"mhim: score 'class' is for the baseline abmil; {model.baseline} takes 'attention'")
+        if score == "class" and model.baseline == "dsmil":
+            raise ConfigError("mhim: score 'class' is for the baselines abmil and transmil; dsmil takes 'attention'")
         if not 0 <= warmup <= 1 or not 0 <= momentum <= 1 or not 0 <= merge_keep <= 1:
             raise ConfigError(f"mhim: warmup={warmup}, momentum={momentum}, merge_keep={merge_keep}; each in [0, 1]")
         self.criterion = criterion
@@ -411,7 +422,8 @@ class MhimObjective(Objective):
     def after_optimizer_step(self, model: MILModel, batch: BagBatch, lr: float) -> None:
         """The teacher follows: theta_t <- m theta_t + (1 - m) theta_s; while warming up it equals the student."""
         m = self._momentum_now
-        for theirs, ours in zip(self.teacher.parameters(), model.parameters(), strict=True):
+        teacher, student = ((*side.parameters(), *side.buffers()) for side in (self.teacher, model))
+        for theirs, ours in zip(teacher, student, strict=True):  # the only buffers are the queries of the merge
             theirs.mul_(m).add_(ours, alpha=1 - m)
 
     def _share(self, progress: Progress) -> float:
@@ -476,7 +488,7 @@ class _Merge(nn.Module):
 
     queries: Tensor
 
-    def __init__(self, hidden: int, tokens: int) -> None:
+    def __init__(self, hidden: int, tokens: int, *, dropout: float) -> None:
         super().__init__()
         width = MERGE_HEADS * MERGE_HEAD_DIM
         limit = (6 / (3 * 16 * 16 + hidden)) ** 0.5
@@ -485,21 +497,24 @@ class _Merge(nn.Module):
         self.to_query = nn.Linear(hidden, width, bias=False)
         self.to_key_value = nn.Linear(hidden, 2 * width, bias=False)
         self.out = nn.Linear(width, hidden)
+        self.drop = Dropout(dropout)
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def forward(self, rows: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """rows: (n, h). Returns (tokens, h)."""
         queries = self.to_query(self.norm(self.queries.to(self.norm.weight)))
         key, value = self.to_key_value(self.norm(rows)).chunk(2, dim=1)
         query, key, value = (
-            full_precision(part).reshape(1, len(part), MERGE_HEADS, -1).transpose(1, 2)
-            for part in (queries, key, value)
+            full_precision(part).reshape(len(part), MERGE_HEADS, -1).transpose(0, 1) for part in (queries, key, value)
         )
         with no_autocast(rows):
-            pooled = F.scaled_dot_product_attention(query, key, value)[0]
-        tokens: Tensor = self.out(pooled.transpose(0, 1).flatten(1))
+            weights = scaled_softmax(query, key, MERGE_HEAD_DIM**-0.5)
+            pooled = self.drop(weights, generator=generator) @ value
+        tokens: Tensor = self.drop(self.out(pooled.transpose(0, 1).flatten(1)), generator=generator)
         return tokens
 
-    def shorten(self, batch: BagBatch, hidden: Tensor, noise: Tensor, keep: float) -> tuple[BagBatch, Tensor, Tensor]:
+    def shorten(
+        self, batch: BagBatch, hidden: Tensor, noise: Tensor, keep: float, generator: torch.Generator | None
+    ) -> tuple[BagBatch, Tensor, Tensor]:
         """Merge a part of each bag: the batch (its offsets alone are true), what is seen (.., h), and tokens (b, k, h).
 
         hidden: (total, h).  noise: (total,).  keep: share that stays; one tile at least is merged.
@@ -508,8 +523,8 @@ class _Merge(nn.Module):
         for rows, order in zip(split(hidden, batch.offsets), split(noise, batch.offsets), strict=True):
             stays = min(int(len(rows) * keep), len(rows) - 1)
             place = order.argsort()
-            merged.append(self(rows[place[stays:]]))
-            seen += [rows[place[:stays].sort().values], merged[-1].to(rows.dtype)]
+            merged.append(self(rows[place[stays:]], generator=generator))
+            seen += [rows[place[:stays]], merged[-1].to(rows.dtype)]
         lengths = torch.tensor([len(a) + len(b) for a, b in zip(seen[::2], seen[1::2], strict=True)])
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(batch.offsets.device)
         return replace(batch, offsets=offsets), torch.cat(seen), torch.stack(merged)
@@ -519,6 +534,14 @@ class _Merge(nn.Module):
         """Queries move towards the mean of what they pooled. merged: (b, tokens, h)."""
         mean = full_precision(merged).mean(dim=0).to(self.queries)
         self.queries = momentum * self.queries + (1 - momentum) * mean  # a new tensor: the old one is in the graph
+
+
+def _shares_of_token(encoder: TransMil, output: MILOutput) -> Tensor:
+    """(total, k) the head's answer to what each tile gives to the class token in the first layer."""
+    layer = cast(NystromLayer, encoder.layers[0])
+    values = layer.attention.to_qkv(layer.norm(output.auxiliary["tiles"])).chunk(3, dim=1)[2]
+    weighted = output.auxiliary["class_attention"][:, :, None] * values.unflatten(1, (encoder.heads, -1))
+    return F.linear(layer.attention.out(weighted.flatten(1)), encoder.head.weight)
 
 
 def consistency(student: Tensor | None, teacher: Tensor | None, *, temperature: float) -> Tensor:
@@ -591,7 +614,7 @@ def _linear_layers(parts: Iterable[nn.Module | None]) -> Iterator[nn.Linear]:
 def _merge_tensors(weights: OfficialWeights) -> dict[str, Tensor]:
     weights.take("merge.global_q")  # the same numbers once more
     return (
-        {"merge.queries": weights.take("merge.global_q_mm")[0]}
+        {"merge.queries": weights.take("merge.global_q_mm").squeeze(0)}
         | weights.linear("merge.norm", "merge.norm")
         | weights.linear("merge.to_query", "merge.attn.to_q", bias=False)
         | weights.linear("merge.to_key_value", "merge.attn.to_kv", bias=False)
@@ -602,6 +625,9 @@ def _merge_tensors(weights: OfficialWeights) -> dict[str, Tensor]:
 def _dsmil_tensors(weights: OfficialWeights) -> dict[str, Tensor]:
     layers = {"query.0": "b_classifier.q.0", "query.2": "b_classifier.q.2", "value.linear": "b_classifier.v.1"}
     layers |= {"instance_head": "i_classifier.0", "head": "b_classifier.fcc"}
+    for name in ("predictor.weight", "predictor.bias"):  # made with every baseline, and not asked with this one
+        if name in weights:
+            weights.take(name)
     tensors: dict[str, Tensor] = {}
     for ours, theirs in layers.items():
         tensors |= weights.linear(f"encoder.{ours}", f"online_encoder.{theirs}")

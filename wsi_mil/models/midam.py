@@ -183,10 +183,10 @@ class Midam(MILModel):
         """Weights of LibAUC's `FFNN` or `FFNN_stoc_att`, told apart by their keys. tau is not in the weights."""
         weights = OfficialWeights(cls.__name__, state_dict, ignore=ignore)
         tensors = weights.linear("first", "inputs") | weights.linear("head", "classifer")
-        n_layers = next(n for n in count() if f"layers.{2 * n}.weight" not in weights)
+        n_layers = next(n for n in count() if f"layers.{2 * n}.*" not in weights)
         for n in range(n_layers):
             tensors |= weights.linear(f"layers.{2 * n}", f"layers.{2 * n}")
-        attends = "attention.0.weight" in weights
+        attends = "attention.*" in weights
         if attends:
             tensors |= weights.linear("attention.0", "attention.0") | weights.linear("attention.2", "attention.2")
         widths = [len(tensors[f"{name}.weight"]) for name in ("first", *(f"layers.{2 * n}" for n in range(n_layers)))]
@@ -295,16 +295,14 @@ class MidamObjective(Objective):
         seen, gamma = log_mean.detach(), self.gamma_at(progress)
         old = self._recall(ids, seen, torch.full_like(seen[0], -math.inf))
         log_rest = math.log1p(-gamma) if gamma < 1 else -math.inf
-        state = torch.logaddexp(log_rest + old, math.log(gamma) + seen)
-        self._remember(ids, state)
+        state = self._remember(ids, torch.logaddexp(log_rest + old, math.log(gamma) + seen))
         return state, (log_mean - state).exp()
 
     def _attended(self, sums: Tensor, ids: Sequence[str], progress: Progress) -> tuple[Tensor, Tensor]:
         """sums: (b, 2, k) mean of weight times score, and of weights. Returns score and its linearisation."""
         seen, gamma = sums.detach(), self.gamma_at(progress)
         old = self._recall(ids, seen, torch.ones_like(seen[0]))
-        state = (1 - gamma) * old + gamma * seen
-        self._remember(ids, state)
+        state = self._remember(ids, (1 - gamma) * old + gamma * seen)
         numerator, denominator = state[:, 0], state[:, 1].clamp(min=_LEAST_WEIGHT)
         score = (numerator / denominator).sigmoid()
         change = sums[:, 0] / denominator - numerator * sums[:, 1] / denominator.square()
@@ -321,9 +319,10 @@ class MidamObjective(Objective):
         found = [self.memory.get(name, other) for name, other in zip(ids, first, strict=True)]
         return torch.stack([state.to(seen) for state in found])
 
-    def _remember(self, ids: Sequence[str], states: Tensor) -> None:
-        """Keep what a step saw; of a bag that stands in it twice the last one."""
+    def _remember(self, ids: Sequence[str], states: Tensor) -> Tensor:
+        """Keep what a step saw, and give back what is kept: of a bag that stands in it twice, both times the last."""
         self.memory.update(zip(ids, states.unbind(), strict=True))
+        return torch.stack([self.memory[name] for name in ids])
 
     @torch.no_grad()
     def after_optimizer_step(self, model: MILModel, batch: BagBatch, lr: float) -> None:

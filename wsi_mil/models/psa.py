@@ -2,9 +2,9 @@
 
 Tile i attends to its K_h nearest tiles j with logits -|q_i - k_j|^2 / (2 sqrt(d)) + log(f_h(distance) + 1e-6). The
 prior f_h of a head is Gaussian exp(-r^2 / 2 t^2), exponential exp(-t r) or inverse quadratic 1 / (1 + (r / t)^2); its
-radius, where f_h is 1e-3, lies between 1 and 25 grid steps and is learned: t = t_min + clip(lambda, 0, 1)(t_max -
-t_min), K_h = round(pi radius^2), no gradient through K_h. Then attention pooling. Loss: CE minus 0.001 times the
-base-2 entropy of the heads' lambda over H soft bins, so that heads look at different ranges.
+radius, where f_h is 1e-3, lies between 1 and 25 grid steps, starts near 7 and is learned: t = t_min +
+clip(lambda, 0, 1)(t_max - t_min), K_h = round(pi radius^2), no gradient through K_h. Then attention pooling. Loss: CE
+minus 0.001 times the base-2 entropy of the heads' lambda over H soft bins, so that heads look at different ranges.
 Reference code: SharonPeled/PSA-MIL@a8f22f0, `SpatialMultiHeadAttentionMIL`.
 
 Differs on purpose:
@@ -33,7 +33,8 @@ from wsi_mil.models._spatial import nearest_tiles
 
 Decay = Literal["gaussian", "exponential", "inverse_quadratic"]
 _CLIP, _MIN_RADIUS, _MAX_RADIUS = 1e-3, 1.0, 25.0
-_FIRST_LAMBDAS = 0.05, 0.3
+_FIRST_RADII = 6.0, 8.0
+"""Heads start evenly spaced over the middle half of the rates that belong to these."""
 _BIN_WIDTH = 0.1
 _HELD_VALUES = 2**22
 """Numbers of gathered neighbours that are held at once."""
@@ -136,25 +137,27 @@ class Psa(MILModel):
     def from_official(
         cls, state_dict: Mapping[str, Any], *, ignore: Sequence[str] = (), **what_the_shapes_do_not_tell: Any
     ) -> Self:
-        """Weights of `SpatialMultiHeadAttentionMIL` with attention pooling. The shape of the decay is not in them."""
+        """Weights of `SpatialMultiHeadAttentionMIL` with attention pooling.
+
+        The shape of the decay is not in them. Ties are broken as they were in training, by the order of the file.
+        """
+        settings: dict[str, Any] = {"ties": "file"} | what_the_shapes_do_not_tell
         weights = OfficialWeights(cls.__name__, state_dict, ignore=ignore)
         tensors = weights.linear("features", "adapter.fc1", bias=False) | weights.linear("norm", "layer_norm")
         tensors |= weights.linear("weights", "attention_pool") | weights.linear("head", "head")
         depth = residual = 0
-        while f"adapter.resBlocks.{residual}.block.0.weight" in weights:
+        while f"adapter.resBlocks.{residual}.*" in weights:
             for layer in (0, 2):
                 official = f"adapter.resBlocks.{residual}.block.{layer}"
                 tensors |= weights.linear(f"adapter.{residual}.{layer}", official, bias=False)
             residual += 1
-        while f"blocks.{depth}.norm1.weight" in weights:
+        while depth == 0 or f"blocks.{depth}.*" in weights:
             at = f"blocks.{depth}"
             names = {"norm1": "norm1", "norm2": "norm2", "qkv": "attn.qkv", "proj": "attn.proj"}
             for ours, official in (names | {"mlp.0": "mlp.fc1", "mlp.2": "mlp.fc2"}).items():
                 tensors |= weights.linear(f"{at}.{ours}", f"{at}.{official}")
             tensors[f"{at}.decay.lambdas"] = weights.take(f"{at}.attn.decay_nn.lambda_p")
             depth += 1
-        if depth == 0:
-            raise ConfigError("psa: the published weights hold no block, blocks.0")
         hidden, in_dim = tensors["features.weight"].shape
         heads = len(tensors["blocks.0.decay.lambdas"])
         model = cls(
@@ -164,7 +167,7 @@ class Psa(MILModel):
             head_dim=hidden // heads,
             depth=depth,
             adapter_layers=residual + 1,
-            **what_the_shapes_do_not_tell,
+            **settings,
         )
         weights.load(model, tensors)
         return model
@@ -200,13 +203,21 @@ class _Decay(nn.Module):
     def __init__(self, heads: int, shape: Decay) -> None:
         super().__init__()
         self.shape = shape
-        low, high = _FIRST_LAMBDAS
-        self.lambdas = nn.Parameter(torch.linspace(low, high, heads) if heads > 1 else torch.tensor([(low + high) / 2]))
+        least, most = self._rates_of((_MIN_RADIUS, _MAX_RADIUS))
+        low, high = self._rates_of(_FIRST_RADII)
+        margin = (high - low) / (4 if heads > 1 else 2)
+        first = torch.linspace(low + margin, high - margin, heads)
+        self.lambdas = nn.Parameter((first - least) / (most - least))
 
     def rates(self) -> Tensor:
         """(heads,) t."""
-        bounds = sorted(self._rate_of(radius) for radius in (_MIN_RADIUS, _MAX_RADIUS))
-        return bounds[0] + self.lambdas.clamp(0, 1) * (bounds[1] - bounds[0])
+        least, most = self._rates_of((_MIN_RADIUS, _MAX_RADIUS))
+        return least + self.lambdas.clamp(0, 1) * (most - least)
+
+    def _rates_of(self, radii: tuple[float, float]) -> tuple[float, float]:
+        """The t of two radii, the smaller one first."""
+        one, other = (self._rate_of(radius) for radius in radii)
+        return min(one, other), max(one, other)
 
     def _rate_of(self, radius: float) -> float:
         """The t at which the prior falls to 1e-3 at `radius`."""

@@ -21,7 +21,7 @@ Differs on purpose:
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,8 @@ class Rrt(MILModel):
     in_dim: width of the features.  n_outputs: width of the head.  hidden: width, a multiple of `heads`, `cross_heads`.
     regions: windows along each side.  epeg: length of the convolution, odd; 0 for none.  layers: regional blocks and
     the cross-regional one.  cross_regions, cross_heads, representatives, cross_mlp: of CR-MSA.  shortcut: add the first
-    embedding to the last.  pool_activation: within the pooling.  order, strict_mask, max_window: see above.
+    embedding to the last.  pool_activation: within the pooling.  dropout: on the first embedding.  attention_dropout:
+    on what attention of either kind answers.  order, strict_mask, max_window: see above.
     """
 
     summary = "regional re-embedding of tiles before attention pooling (RRT-MIL)"
@@ -74,6 +75,7 @@ class Rrt(MILModel):
         pool_activation: Literal["tanh", "relu"] = "tanh",
         attention_dim: int = 128,
         dropout: float = 0.25,
+        attention_dropout: float = 0.1,
         order: Literal["file", "coords"] = "file",
         strict_mask: bool = False,
         max_window: int = 4096,
@@ -83,28 +85,41 @@ class Rrt(MILModel):
         self.cross_regions, self.cross_heads, self.representatives = cross_regions, cross_heads, representatives
         self.cross_mlp, self.shortcut = cross_mlp, shortcut
         self.activation, self.pool_activation = activation, pool_activation
-        self.attention_dim, self.dropout, self.order = attention_dim, dropout, order
-        self.strict_mask, self.max_window = strict_mask, max_window
+        self.attention_dim, self.dropout, self.attention_dropout = attention_dim, dropout, attention_dropout
+        self.order, self.strict_mask, self.max_window = order, strict_mask, max_window
         _check(self)
-        self.random_in_training = dropout > 0
+        self.random_in_training = dropout > 0 or attention_dropout > 0
+        self.order_matters = order == "file"
         self.uses_positions = order == "coords"
         self.features = nn.Linear(in_dim, hidden)
         self.drop = Dropout(dropout)
         self.regional = nn.ModuleList(
-            _Regional(hidden, heads, regions, epeg, max_window, strict_mask) for _ in range(layers - 1)
+            _Regional(hidden, heads, regions, epeg, max_window, strict_mask, attention_dropout)
+            for _ in range(layers - 1)
         )
-        self.across = _CrossRegional(hidden, cross_heads, cross_regions, representatives, cross_mlp, strict_mask)
+        self.across = _CrossRegional(
+            hidden, cross_heads, cross_regions, representatives, cross_mlp, strict_mask, attention_dropout
+        )
         self.norm = nn.LayerNorm(hidden)
         self.score = nn.Linear(hidden, attention_dim, bias=False)
         self.weights = nn.Linear(attention_dim, 1, bias=False)
         self.head = nn.Linear(hidden, n_outputs)
+        _start(self)
 
     def forward(
-        self, batch: BagBatch, *, generator: torch.Generator | None = None, forced_mask: Tensor | None = None
+        self,
+        batch: BagBatch,
+        *,
+        generator: torch.Generator | None = None,
+        forced_mask: Tensor | None = None,
+        forced_regional_mask: Tensor | None = None,
+        forced_cross_mask: Tensor | None = None,
     ) -> MILOutput:
-        """Answer for each bag. forced_mask: (total, hidden) bool, the units that dropout zeroes.
+        """Answer for each bag.
 
-        Raises ConfigError for a bag whose windows are above `max_window` tiles.
+        What dropout zeroes, bool: forced_mask (total, hidden) of the first embedding, forced_regional_mask
+        (layers - 1, total, hidden) of R-MSA, forced_cross_mask (b, K, windows, hidden) of CR-MSA's representatives,
+        with order="coords" (slides, ...). Raises ConfigError for a bag whose windows are above `max_window` tiles.
         """
         embedded = self.features(batch.features)
         embedded = F.relu(embedded) if self.activation == "relu" else F.gelu(embedded)
@@ -112,10 +127,12 @@ class Rrt(MILModel):
         if self.order == "coords":
             order = raster_order(batch)
             lengths = torch.unique_consecutive(slide_key(batch)[order], return_counts=True)[1]
-            tiles = self._embed_again(embedded[order], F.pad(lengths.cumsum(0), (1, 0)))
+            regional = None if forced_regional_mask is None else forced_regional_mask[:, order]
+            offsets = F.pad(lengths.cumsum(0), (1, 0))
+            tiles = self._embed_again(embedded[order], offsets, generator, regional, forced_cross_mask)
             tiles = torch.empty_like(tiles).index_copy(0, order, tiles)
         else:
-            tiles = self._embed_again(embedded, batch.offsets)
+            tiles = self._embed_again(embedded, batch.offsets, generator, forced_regional_mask, forced_cross_mask)
         mixed = self.score(tiles)
         attention_logits = self.weights(mixed.tanh() if self.pool_activation == "tanh" else mixed.relu())
         attention = segment_softmax(attention_logits, batch.offsets)
@@ -130,12 +147,23 @@ class Rrt(MILModel):
             auxiliary={"embedded": embedded, "reembedded": tiles},
         )
 
-    def _embed_again(self, embedded: Tensor, offsets: Tensor) -> Tensor:
+    def _embed_again(
+        self,
+        embedded: Tensor,
+        offsets: Tensor,
+        generator: torch.Generator | None,
+        regional_mask: Tensor | None,
+        cross_mask: Tensor | None,
+    ) -> Tensor:
         bags = []
-        for rows in split(embedded, offsets):
+        starts = offsets.tolist()
+        for i, rows in enumerate(split(embedded, offsets)):
             tiles = rows
-            for block in (*self.regional, self.across):
-                tiles = tiles + block(tiles)
+            for layer, block in enumerate(self.regional):
+                mask = None if regional_mask is None else regional_mask[layer, starts[i] : starts[i + 1]]
+                tiles = tiles + block(tiles, generator=generator, forced_mask=mask)
+            mask = None if cross_mask is None else cross_mask[i]
+            tiles = tiles + self.across(tiles, generator=generator, forced_mask=mask)
             bags.append(tiles + rows if self.shortcut else tiles)
         normed: Tensor = self.norm(torch.cat(bags))
         return normed
@@ -146,18 +174,18 @@ class Rrt(MILModel):
     ) -> Self:
         """Weights of `RRTMIL` with attention pooling.
 
-        Not in the weights: regions, cross_regions, cross_heads, heads without EPEG, shortcut, activations, dropout.
+        Not in the weights: regions, cross_regions, cross_heads, heads without EPEG, shortcut, activations, dropouts.
         """
         weights = OfficialWeights(cls.__name__, state_dict, ignore=ignore)
         tensors = weights.linear("features", "patch_to_emb.0") | weights.linear("norm", "online_encoder.norm")
         shapes: dict[str, Any] = {"layers": 1, "epeg": 0}
-        while f"online_encoder.layers.{shapes['layers'] - 1}.norm.weight" in weights:
+        while f"online_encoder.layers.{shapes['layers'] - 1}.*" in weights:
             i = shapes["layers"] - 1
             official, ours = f"online_encoder.layers.{i}", f"regional.{i}"
             tensors |= weights.linear(f"{ours}.norm", f"{official}.norm")
             for name in ("qkv", "proj"):
                 tensors |= weights.linear(f"{ours}.attention.{name}", f"{official}.attn.attn.{name}")
-            if f"{official}.attn.attn.pe.weight" in weights:
+            if f"{official}.attn.attn.pe.*" in weights:
                 tensors |= weights.linear(f"{ours}.attention.epeg", f"{official}.attn.attn.pe")
                 shapes["heads"], _, shapes["epeg"], _ = tensors[f"{ours}.attention.epeg.weight"].shape
             shapes["layers"] += 1
@@ -165,7 +193,7 @@ class Rrt(MILModel):
         for name in ("qkv", "proj"):
             tensors |= weights.linear(f"across.attention.{name}", f"online_encoder.cr_msa.attn.attn.{name}")
         phi = "online_encoder.cr_msa.attn.phi"
-        shapes["cross_mlp"] = f"{phi}.0.weight" in weights
+        shapes["cross_mlp"] = f"{phi}.*" in weights
         if shapes["cross_mlp"]:
             tensors |= weights.linear("across.phi.0", f"{phi}.0", bias=False)
             tensors |= weights.linear("across.phi.2", f"{phi}.2", bias=False)
@@ -252,14 +280,26 @@ class _Attention(nn.Module):
 class _Regional(nn.Module):
     """R-MSA."""
 
-    def __init__(self, hidden: int, heads: int, regions: int, epeg: int, max_window: int, strict_mask: bool) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        heads: int,
+        regions: int,
+        epeg: int,
+        max_window: int,
+        strict_mask: bool,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         self.regions, self.max_window, self.strict_mask = regions, max_window, strict_mask
         self.norm = nn.LayerNorm(hidden)
         self.attention = _Attention(hidden, heads, epeg)
+        self.drop = Dropout(dropout)
 
-    def forward(self, tiles: Tensor) -> Tensor:
-        """tiles: (n, h) of one bag. Returns (n, h)."""
+    def forward(
+        self, tiles: Tensor, *, generator: torch.Generator | None = None, forced_mask: Tensor | None = None
+    ) -> Tensor:
+        """tiles: (n, h) of one bag.  forced_mask: (n, h) bool, what dropout zeroes. Returns (n, h)."""
         square = _Square(len(tiles), self.regions)
         if square.window**2 > self.max_window:
             enough = math.ceil((math.isqrt(square.n - 1) + 1) / math.isqrt(self.max_window))
@@ -269,23 +309,30 @@ class _Regional(nn.Module):
                 f"cost is linear in the tiles when windows keep their size. Or use a train.tile_cap."
             )
         real = square.real(tiles) if self.strict_mask else None
-        return square.join(self.attention(square.cut(self.norm(tiles)), real))
+        answers = square.join(self.attention(square.cut(self.norm(tiles)), real))
+        dropped: Tensor = self.drop(answers, generator=generator, forced_mask=forced_mask)
+        return dropped
 
 
 class _CrossRegional(nn.Module):
     """CR-MSA."""
 
-    def __init__(self, hidden: int, heads: int, regions: int, k: int, mlp: bool, strict_mask: bool) -> None:
+    def __init__(
+        self, hidden: int, heads: int, regions: int, k: int, mlp: bool, strict_mask: bool, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.regions, self.strict_mask = regions, strict_mask
         self.norm = nn.LayerNorm(hidden)
         self.attention = _Attention(hidden, heads)
+        self.drop = Dropout(dropout)
         widths = (hidden, max(hidden // 4, 1)) if mlp else (hidden,)
         layers: list[nn.Module] = [nn.Linear(a, b, bias=False) for a, b in zip(widths, (*widths[1:], k), strict=True)]
         self.phi = nn.Sequential(layers[0], nn.Tanh(), layers[1]) if mlp else nn.Sequential(*layers)
 
-    def forward(self, tiles: Tensor) -> Tensor:
-        """tiles: (n, h) of one bag. Returns (n, h)."""
+    def forward(
+        self, tiles: Tensor, *, generator: torch.Generator | None = None, forced_mask: Tensor | None = None
+    ) -> Tensor:
+        """tiles: (n, h) of one bag.  forced_mask: (K, windows, h) bool, what dropout zeroes. Returns (n, h)."""
         square = _Square(len(tiles), self.regions)
         windows = square.cut(self.norm(tiles))
         logits = self.phi(windows)
@@ -300,9 +347,21 @@ class _CrossRegional(nn.Module):
             scaled = (logits - smallest) / (largest - smallest + 1e-8)
             shares = scaled * logits.softmax(dim=2)
         there = real.any(dim=1).expand(len(representatives), -1) if self.strict_mask else None
-        answers = self.attention(representatives, there)
+        answers = self.drop(self.attention(representatives, there), generator=generator, forced_mask=forced_mask)
         back = torch.einsum("kwc,wpk->wpc", answers, shares.to(answers.dtype))
         return square.join(back)
+
+
+def _start(model: Rrt) -> None:
+    """Published first weights: Xavier-normal matrices, zero biases; a phi of one layer spreads with K, not with h."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.xavier_normal_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    if not model.cross_mlp:
+        bound = 1 / math.sqrt(model.representatives)
+        nn.init.uniform_(cast(nn.Linear, model.across.phi[0]).weight, -bound, bound)
 
 
 def _check(model: Rrt) -> None:

@@ -145,7 +145,7 @@ class SetTransformer(MILModel):
         encoder, pooling, decoder, head = _blocks(weights)
         tensors: dict[str, Tensor] = {}
         for i, name in enumerate(encoder):
-            if f"{name}.I" in weights:
+            if f"{name}.mab0.*" in weights:
                 tensors[f"encoder.{i}.points"] = weights.take(f"{name}.I")[0]
                 tensors |= _mab(weights, f"encoder.{i}.gather", f"{name}.mab0")
                 tensors |= _mab(weights, f"encoder.{i}.give", f"{name}.mab1")
@@ -264,20 +264,18 @@ def _refuse_long(batch: BagBatch) -> None:
 def _blocks(weights: OfficialWeights) -> tuple[list[str], str, list[str], str]:
     """Official names of the blocks before the pooling, of the pooling, of those after it, and of the head."""
 
-    def is_block(name: str) -> bool:
-        return f"{name}.I" in weights or f"{name}.mab.fc_q.weight" in weights
-
     numbered = [f"{stage}.{i}" for stage in ("enc", "dec") for i in range(16)]
-    names = [name for name in ("isab", *numbered, "pma", "sab") if is_block(name)]
-    pooling = next((name for name in names if f"{name}.S" in weights), "pma")
+    names = [name for name in ("isab", *numbered, "pma", "sab") if f"{name}.mab*" in weights]
+    first_behind = [name for name in names if name.startswith(("dec", "pma"))]
+    pooling = next((name for name in names if f"{name}.S" in weights), first_behind[0] if first_behind else "pma")
     place = names.index(pooling) if pooling in names else len(names)
-    head = next((name for name in numbered if f"{name}.weight" in weights), "head")
+    head = next((name for name in numbered if f"{name}.weight" in weights or f"{name}.bias" in weights), "head")
     return names[:place], pooling, names[place + 1 :], head
 
 
 def _mab(weights: OfficialWeights, ours: str, official: str) -> dict[str, Tensor]:
     names = {"query": "fc_q", "key": "fc_k", "value": "fc_v", "out": "fc_o"}
-    if f"{official}.ln0.weight" in weights:
+    if f"{official}.ln?.*" in weights:
         names |= {"norm0": "ln0", "norm1": "ln1"}
     tensors: dict[str, Tensor] = {}
     for own, theirs in names.items():
@@ -287,7 +285,7 @@ def _mab(weights: OfficialWeights, ours: str, official: str) -> dict[str, Tensor
 
 def _head(weights: OfficialWeights, name: str, seeds: int, width: int, n_outputs: int | None) -> dict[str, Tensor]:
     """The published layer reads each seed alone: the same layer for all of them, side by side."""
-    if f"{name}.weight" not in weights or seeds == 1:
+    if f"{name}.*" not in weights or seeds == 1:
         return head_tensors(weights, seeds * width, n_outputs, name=name)
     weight, bias = weights.take(f"{name}.weight"), weights.take(f"{name}.bias")
     return {"head.weight": torch.kron(torch.eye(seeds).to(weight), weight), "head.bias": bias.repeat(seeds)}

@@ -14,9 +14,9 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from wsi_mil.bags import BagBatch, full_precision, no_autocast, segment_map, segment_mean, segment_weighted_sum, spread
+from wsi_mil.bags import BagBatch, full_precision, no_autocast, segment_log_softmax, segment_map, segment_mean, spread
 from wsi_mil.errors import ConfigError
-from wsi_mil.models._attention import check_heads, head_tensors, look, own_channels
+from wsi_mil.models._attention import check_heads, head_tensors, in_heads, look, own_channels
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._official import OfficialWeights
 
@@ -69,10 +69,10 @@ class SimPool(MILModel):
         query = self.query(segment_mean(batch.features, batch.offsets))[:, None]
         scale = (self.in_dim // self.heads) ** -0.5
         seen = look(query, tiles, batch.offsets, key=self.key, heads=self.heads, scale=scale)
-        means = seen.means
-        if self.gamma is not None:
-            means = self._power_means(tiles, seen.attention, batch.offsets, self.gamma)
-        embedding = own_channels(means, heads=self.heads)
+        if self.gamma is None:
+            embedding = own_channels(seen.means, heads=self.heads)
+        else:
+            embedding = self._power_means(tiles, seen.logits, batch.offsets, self.gamma)
         return MILOutput(
             logits=self.head(embedding[:, 0]),
             offsets=batch.offsets,
@@ -81,14 +81,19 @@ class SimPool(MILModel):
             bag_embedding=embedding,
         )
 
-    def _power_means(self, tiles: Tensor, attention: Tensor, offsets: Tensor, gamma: float) -> Tensor:
-        """(b, heads, d) the power mean of each channel of the shifted tiles."""
+    def _power_means(self, tiles: Tensor, logits: Tensor, offsets: Tensor, gamma: float) -> Tensor:
+        """(b, 1, d) the power mean of each channel of the shifted tiles, each head's channels with its own weights.
+
+        Made of logarithms: 1e-6, which the lowest value becomes, is 0 in fp32 to a high power.
+        """
         with no_autocast(tiles):
             tiles = full_precision(tiles)
             own = self.gamma_minimum == "bag"
             lowest = spread(segment_map(torch.amin, tiles, offsets), offsets)[:, None] if own else tiles.amin()
-            powers = segment_weighted_sum(attention, (tiles - lowest + EPS) ** gamma, offsets)
-            return powers ** (1 / gamma)
+            powers = in_heads(gamma * (tiles - lowest + EPS).log(), self.heads)
+            weighted = powers + segment_log_softmax(logits, offsets)[:, :, None]
+            sums = segment_map(lambda rows: rows.logsumexp(dim=0), weighted, offsets)
+            return (sums / gamma).exp().flatten(1)[:, None]
 
     @classmethod
     def from_official(
@@ -101,7 +106,7 @@ class SimPool(MILModel):
         instead. head.weight and head.bias are taken where they are there.
         """
         weights = OfficialWeights(cls.__name__, state_dict, ignore=ignore)
-        bias = "wq.bias" in weights
+        bias = "w[qk].bias" in weights
         tensors = weights.linear("norm", "norm_patches")
         tensors |= weights.linear("query", "wq", bias=bias) | weights.linear("key", "wk", bias=bias)
         in_dim = len(tensors["norm.weight"])

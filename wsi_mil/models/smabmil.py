@@ -7,7 +7,7 @@ Reference code: Franblueee/torchmil@a49f95d, `torchmil.models.SmABMIL`.
 
 Where published code and paper differ, and what is taken here:
 - The code's iterative mode has the smoothing coefficient the wrong way round, 1 - alpha in place of alpha. The paper's
-  is taken; `legacy_torchmil_alpha=True` gives the code's, and weights trained with it need it.
+  is taken; `legacy_torchmil_alpha=True` gives the code's, which `from_official` takes: its weights were trained so.
 Differs on purpose:
 - Several classes: a Linear head with one output a class; the code has one logit only.
 - The graph is that of the tile grid (`radius` in grid steps); slides of one patient are never joined; lone tiles stay.
@@ -124,11 +124,13 @@ class Smabmil(MILModel):
         """Weights of torchmil's `SmABMIL`.
 
         Where it smooths, its mode, its steps, its activation and a fixed alpha are not in the weights. A learned
-        coefficient and spectral norms are. For the outputs of the published code in iterative mode, give
+        coefficient and spectral norms are. The iteration mixes as it did in training, with
         legacy_torchmil_alpha=True.
         """
-        weights = OfficialWeights(cls.__name__, state_dict, ignore=ignore)
-        normed = [name for name in ("proj1", "proj2") if f"pool.{name}.parametrizations.weight.original" in weights]
+        settings: dict[str, Any] = {"legacy_torchmil_alpha": True} | what_the_shapes_do_not_tell
+        second_name_of_head = ("classifier.weight", "classifier.bias")  # in later releases, beside the first one
+        weights = OfficialWeights(cls.__name__, state_dict, ignore=(*ignore, *second_name_of_head))
+        normed = [name for name in ("proj1", "proj2") if f"pool.{name}.parametrizations.*" in weights]
         tensors = {"tanh.bias": weights.take("pool.proj1.bias")} | weights.linear("head", "last_layer")
         for ours, official in (("tanh", "proj1"), ("weights", "proj2")):
             keys = ["weight"]
@@ -138,13 +140,15 @@ class Smabmil(MILModel):
         if "pool.sm.sm.coef" in weights:
             tensors["smooth.coefficient"] = weights.take("pool.sm.sm.coef")
         elif what_the_shapes_do_not_tell.get("alpha") is None:
-            raise ConfigError("smabmil: the published weights have no learned coefficient; give the fixed alpha=...")
+            raise ConfigError(
+                "smabmil: the published weights have no learned coefficient, pool.sm.sm.coef; give the fixed alpha=..."
+            )
         model = cls(
             in_dim=tensors["head.weight"].shape[1],
             n_outputs=len(tensors["head.weight"]),
             attention_dim=len(tensors["tanh.bias"]),
             spectral_norm=bool(normed),
-            **what_the_shapes_do_not_tell,
+            **settings,
         )
         weights.load(model, tensors)
         return model

@@ -23,7 +23,7 @@ Differs on purpose:
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,8 @@ from wsi_mil.models._official import OfficialWeights
 from wsi_mil.models._recompute import LONG, computed_again
 
 PPEG_KERNELS = (7, 5, 3)
+LEAST_SIDE = 7
+"""Of the square that the position encoding alone sees."""
 LEAST_ATTENTION = 1e-12
 
 
@@ -45,7 +47,9 @@ class TransMil(MILModel):
 
     in_dim: width of the features.  n_outputs: width of the head.  hidden: width of the tokens, a multiple of `heads`;
     None takes the published one for `in_dim`.  heads: number of heads.  landmarks: number of landmarks; None takes half
-    of `hidden`.  iterations: of the pseudoinverse.  dropout: after each attention.
+    of `hidden`.  iterations: of the pseudoinverse.  dropout: after each attention.  square: what fills the square: the
+    tokens of both layers, or those of the position encoding alone, which is cut back afterwards (the form inside
+    MHIM-MIL, where zeros fill a square below 7 x 7).
     """
 
     summary = "transformer over the tiles with Nystrom attention (TransMIL)"
@@ -65,6 +69,7 @@ class TransMil(MILModel):
         landmarks: int | None = None,
         iterations: int = 6,
         dropout: float = 0.1,
+        square: Literal["tokens", "positions"] = "tokens",
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
         self.hidden = hidden or hidden_width(in_dim)
@@ -72,8 +77,11 @@ class TransMil(MILModel):
         self.landmarks = landmarks or max(self.hidden // 2, 1)
         self.iterations = iterations
         self.dropout = dropout
+        self.square = square
         if self.hidden % heads:
             raise ConfigError(f"transmil: hidden={self.hidden} does not split into {heads} heads; give a multiple")
+        if square not in ("tokens", "positions"):
+            raise ConfigError(f"transmil: square is tokens or positions, not {square!r}")
         self.random_in_training = dropout > 0
         self.attention_parts = tuple(f"head{i}" for i in range(heads))
         self.features = FeatureLayer(in_dim, self.hidden, bias=True)
@@ -92,10 +100,11 @@ class TransMil(MILModel):
         """Answer for each bag.
 
         forced_mask: (2, tokens, hidden) bool, the units that dropout zeroes in each layer; a bag of n tiles has
-        1 + ceil(sqrt(n))^2 tokens, and the bags' tokens follow each other. Of the second layer the first token's count.
+        1 + ceil(sqrt(n))^2 tokens (1 + n with square="positions"), and the bags' tokens follow each other. Of the
+        second layer the first token's count.
         """
         bags = split(self.features(batch.features), batch.offsets)
-        counts = [1 + square_side(len(rows)) ** 2 for rows in bags]
+        counts = [1 + self._n_tokens(len(rows)) for rows in bags]
         masks = [None] * len(bags) if forced_mask is None else list(torch.split(forced_mask, counts, dim=1))
         answers = [self._of_bag(rows, generator, mask) for rows, mask in zip(bags, masks, strict=True)]
         embedding = torch.stack([token for token, _ in answers])
@@ -112,13 +121,27 @@ class TransMil(MILModel):
 
     def _of_bag(self, rows: Tensor, generator: torch.Generator | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """rows: (n, h). Returns the class token (h,) and its attention in the first layer, (n, heads)."""
-        n, side = len(rows), square_side(len(rows))
-        tokens = torch.cat([self.class_token[None].to(rows), rows, rows[: side**2 - n]])
+        n = len(rows)
+        tokens = torch.cat([self.class_token[None].to(rows), rows, rows[: self._n_tokens(n) - n]])
         masks = (None, None) if mask is None else (mask[0], mask[1])
         first, second = self.layers
         tokens, seen = first(tokens, generator=generator, forced_mask=masks[0], again=n > LONG)
-        tokens, _ = second(self.position(tokens, side), generator=generator, forced_mask=masks[1], alone=True)
+        tokens, _ = second(self._positioned(tokens), generator=generator, forced_mask=masks[1], alone=True)
         return self.norm(tokens[0]), seen[:, 1 : n + 1].T
+
+    def _n_tokens(self, n: int) -> int:
+        """How many tokens n tiles are in both layers, without the class token."""
+        return square_side(n) ** 2 if self.square == "tokens" else n
+
+    def _positioned(self, tokens: Tensor) -> Tensor:
+        """tokens: (1 + t, h), the class token first. The same shape, with the position encoding added."""
+        t, side = len(tokens) - 1, square_side(len(tokens) - 1)
+        if self.square == "tokens":
+            encoded: Tensor = self.position(tokens, side)
+            return encoded
+        wider = max(side, LEAST_SIDE)
+        filled = torch.cat([tokens, tokens[1 : 1 + side**2 - t]])
+        return torch.as_tensor(self.position(F.pad(filled, (0, 0, 0, wider**2 - side**2)), wider))[: 1 + t]
 
     @classmethod
     def from_official(

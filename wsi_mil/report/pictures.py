@@ -141,7 +141,7 @@ def _picture(
     if scores is not None and _is_no_slide(study, slide, scores.geometry):
         return None, []
     predicted = study.classes[int(figures.patients.decisions[place])]
-    column = default_column(scores.columns, predicted) if scores is not None else None
+    column = default_column(scores.columns, predicted) if scores is not None and scores.columns else None
     chosen = choose_tiles(scores, column) if scores is not None and column is not None else ()
     seen = _Seen()
     try:
