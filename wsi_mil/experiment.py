@@ -30,6 +30,7 @@ from wsi_mil.fitting.evaluation import (
 )
 from wsi_mil.fitting.search_spec import SearchSpec
 from wsi_mil.fitting.spec import TrainSpec
+from wsi_mil.lookup import find_model
 from wsi_mil.malloc import keep_freed_memory
 from wsi_mil.methods import MethodSpec, build, override, rehearse, score_columns
 from wsi_mil.models._base import MILModel
@@ -41,7 +42,7 @@ from wsi_mil.splits import Fold, folds_to_frame
 from wsi_mil.study import Study, cohort_frame
 from wsi_mil.targets._base import Answers
 from wsi_mil.tasks import Task, check_training
-from wsi_mil.training import FitFiles, check_metric, fit, weights_seed
+from wsi_mil.training import FitFiles, check_metric, fit, weights_seed, why_fixed
 from wsi_mil.workers import run_in_processes
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def plan_methods(
         check_training(study.task, bags_per_step=spec.bags_per_step, balance=study.balance)
         check_metric(study.task, spec)
         rehearse(method, in_dim=study.in_dim, task=study.task, bags_per_step=spec.bags_per_step)
+        _check_sizes(method, spec, study)
         _check_baseline(method, spec, study, plans)
         if search.trials:
             from wsi_mil.fitting.search import check_space
@@ -125,6 +127,38 @@ def check_parts(study: Study, folds: Sequence[Fold]) -> None:
             study.task.fitted(values_of(study.of_patients(fold.train)))
         except CohortError as error:
             raise CohortError(f"repeat {fold.repeat}, fold {fold.fold}: {error}") from error
+
+
+def selection_notes(study: Study, folds: Sequence[Fold], plans: Sequence[Plan]) -> list[str]:
+    """A sentence for each method whose epoch validation was to choose and cannot."""
+    notes = []
+    for method, spec in plans:
+        found = [why_fixed(study.of_patients(fold.validation), study.task, spec) for fold in folds]
+        reasons = sorted({reason for reason in found if reason is not None})
+        if spec.selection == "none" or not reasons:
+            continue
+        n = sum(reason is not None for reason in found)
+        notes.append(
+            f"{method.shown}: in {n} of {len(folds)} folds validation chooses no epoch ({'; '.join(reasons)}), so all "
+            f"{spec.epochs} are trained. --train.selection none trains on the validation patients too, for a number of "
+            f"epochs that you fix; a greater --folds.validation gives validation a choice."
+        )
+    return notes
+
+
+def _check_sizes(method: MethodSpec, spec: TrainSpec, study: Study) -> None:
+    """Raise ConfigError for bags with fewer tiles than the method can take."""
+    least = find_model(method.name).min_tiles
+    if spec.tile_cap is not None and spec.tile_cap < least:
+        raise ConfigError(f"method {method.shown} needs {least} tiles a bag; train.tile_cap is {spec.tile_cap}.")
+    tiles = {item.id: sum(study.headers[slide_id].n for slide_id in item.slide_ids) for item in study.items}
+    short = sorted((n, name) for name, n in tiles.items() if n < least)
+    if short:
+        shown = ", ".join(f"{name} ({n})" for n, name in short[:3])
+        raise ConfigError(
+            f"method {method.shown} needs at least {least} tiles a bag; {len(short)} of {len(tiles)} bags have fewer: "
+            f"{shown}. Leave them out in fixes.csv, or take another method."
+        )
 
 
 def _check_baseline(method: MethodSpec, spec: TrainSpec, study: Study, plans: Sequence[Plan]) -> None:
@@ -340,7 +374,10 @@ def _try_one(job: _Job, on_epoch: Callable[[str], None] = lambda note: None) -> 
         _train_one(job, on_epoch)
     except Exception as error:
         _LOG.debug("%s", job.name, exc_info=True)
-        return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, UserError):
+            return str(error)
+        own = job.method.name if job.method.name.endswith(".py") else ""
+        return f"{type(error).__name__}: {error}" + (f" (`wsi-mil check {own}` says what it breaks)" if own else "")
     return ""
 
 

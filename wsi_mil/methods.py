@@ -1,6 +1,7 @@
 """MethodSpec: which MIL method, with which settings, objective and regularisers; build() makes it real."""
 
 import difflib
+import hashlib
 import inspect
 import re
 from collections import Counter
@@ -51,6 +52,17 @@ class MethodSpec:
         stem = Path(self.name).stem if self.name.endswith(".py") else self.name
         return self.label or "+".join([stem, *self.regularisers])
 
+    def files_sha256(self) -> dict[str, str]:
+        """The digest of each file of the user's own that makes the method, by the file's name.
+
+        Raises ConfigError when one is gone.
+        """
+        files = [Path(name) for name in (self.name, *self.regularisers) if name.endswith(".py")]
+        gone = [str(path) for path in files if not path.is_file()]
+        if gone:
+            raise ConfigError(f"method {self.shown}: {', '.join(gone)}: no such file.")
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
     def as_config(self) -> dict[str, Any]:
         """What stands in config.yaml."""
         return {"label": self.shown} | {k: v for k, v in asdict(self).items() if k != "label"}
@@ -66,6 +78,9 @@ def parse_method(text: str) -> MethodSpec:
             f"methods: {text!r} is no method. Write a name with regularisers behind it (abmil+aem), "
             f"or a mapping with the keys {', '.join(MethodSpec.__dataclass_fields__)}."
         )
+    twice = sorted({word for word in regularisers if regularisers.count(word) > 1})
+    if twice:
+        raise ConfigError(f"methods: {text!r} names {', '.join(twice)} twice; a regulariser acts once.")
     return MethodSpec(name=name, regularisers={word: {} for word in regularisers})
 
 
@@ -78,7 +93,7 @@ def resolve_methods(methods: Sequence[str | MethodSpec] | str) -> tuple[MethodSp
     labels = Counter(spec.shown.lower() for spec in specs)
     twice = sorted(label for label, count in labels.items() if count > 1)
     if twice:
-        raise ConfigError(f"methods: {', '.join(twice)} stands there twice. Give each its own label.")
+        raise ConfigError(f"methods: {', '.join(twice)} is listed twice. Give each its own label.")
     return tuple(_checked(spec) for spec in specs)
 
 

@@ -278,8 +278,7 @@ def _labels(task: Task, item: Item) -> list[Any]:
 
 def method_config(method: MethodSpec) -> dict[str, Any]:
     """Its settings; of a user's own method the digest of the file too, so that a changed one is another run."""
-    files = [name for name in (method.name, *method.regularisers) if name.endswith(".py")]
-    digests = {Path(name).name: hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files}
+    digests = method.files_sha256()
     return method.as_config() | ({"files_sha256": digests} if digests else {})
 
 

@@ -8,7 +8,7 @@ ours, since its trainer has no place for exact restarts within an epoch and cost
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -24,7 +24,7 @@ from wsi_mil.bags import Bag, BagBatch, pack
 from wsi_mil.errors import ConfigError, RunError
 from wsi_mil.fitting.boards import Boards
 from wsi_mil.fitting.checkpoints import State, load_state, save_state
-from wsi_mil.fitting.datasets import BagDataset, check_batches, plan_epoch, read_ahead, sample_tiles
+from wsi_mil.fitting.datasets import BagDataset, Item, check_batches, plan_epoch, read_ahead, sample_tiles, values_of
 from wsi_mil.fitting.evaluation import answer_each, stacked_logits
 from wsi_mil.fitting.randomness import derive_seed, own_randomness, seed_step
 from wsi_mil.fitting.spec import TrainSpec
@@ -95,12 +95,12 @@ def weights_seed(seed: int) -> int:
     return derive_seed(seed, _WEIGHTS)
 
 
-def why_fixed(validation: BagDataset, task: Task, spec: TrainSpec) -> str | None:
+def why_fixed(validation: Sequence[Item], task: Task, spec: TrainSpec) -> str | None:
     """The reason why validation does not choose the epoch; None when it does."""
     if spec.selection == "none":
         return "selection is none"
-    patients = np.array([item.patient for item in validation.items])
-    for target, values in task.split(validation.values.reshape(-1, task.n_values)):
+    patients = np.array([item.patient for item in validation])
+    for target, values in task.split(values_of(validation).reshape(-1, task.n_values)):
         there = labelled(values)
         few = target.too_few(patients[there].tolist(), values[there])
         if few:
@@ -155,7 +155,7 @@ class _Loop:
         )
         self.base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
         self.optimizer = cast(_FabricOptimizer, self.fabric.setup_optimizers(optimizer))
-        self.why_fixed = why_fixed(validation, task, spec)
+        self.why_fixed = why_fixed(validation.items, task, spec)
         self.at = _Position()
         self.best_weights: State | None = None
         self.saved_at = time.monotonic()
@@ -284,7 +284,10 @@ class _Loop:
         """The last epoch in words."""
         row = self.at.history[-1]
         text = f"epoch {self.at.epoch}/{self.spec.epochs} loss {row['loss']:.3f}"
-        return text if math.isnan(row["val_loss"]) else f"{text} val {row['val_loss']:.3f}"
+        if math.isnan(row["val_loss"]):
+            return text
+        shown = dict.fromkeys(["loss", self.spec.metric])
+        return " ".join([text, "val", *(f"{name} {row['val_' + name]:.3f}" for name in shown)])
 
     def finish(self) -> Selection:
         """Put the chosen weights into the model, write the log and say what was chosen."""

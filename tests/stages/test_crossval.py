@@ -15,6 +15,7 @@ from jsonargparse import ArgumentParser
 from wsi_mil import experiment
 from wsi_mil.cohort import CohortSpec
 from wsi_mil.errors import CohortError, ConfigError, RunError, StoreError
+from wsi_mil.fitting.checkpoints import load_model
 from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.methods import MethodSpec
 from wsi_mil.report.evaluate import evaluate
@@ -181,6 +182,7 @@ def test_a_model_that_fails_is_listed_and_the_others_go_on(study, tmp_path):
     (failure,) = summary.failures
     assert (summary.exit_code, len(summary.done)) == (3, 5)
     assert "no answer for s03_0" in failure.reason
+    assert f"wsi-mil check {method}" in failure.reason
     tested = run.predictions().query("method == 'my_method'")["slide"]
     assert "s03_0" not in set(tested)
     assert len(tested) == 8
@@ -188,9 +190,43 @@ def test_a_model_that_fails_is_listed_and_the_others_go_on(study, tmp_path):
     again = crossval(study[0], **wishes(study, tmp_path / "run", methods=[str(method), "mean_pool"], train=TRAIN))
     assert (len(again.done), len(again.reused), again.exit_code) == (1, 5, 0)
     assert len(run.predictions()) == 24
+    checkpoint = run.checkpoint_path("my_method", run.keys("my_method")[0])
+    assert load_model(checkpoint, torch.device("cpu"))[0].in_dim > 0
     method.write_text(FAILING + "# changed")
     with pytest.raises(RunError, match="methods"):
         crossval(study[0], **wishes(study, tmp_path / "run", methods=[str(method), "mean_pool"], train=TRAIN))
+    with pytest.raises(RunError, match=r"trained with another my_method\.py"):
+        load_model(checkpoint, torch.device("cpu"))
+    method.unlink()
+    with pytest.raises(ConfigError, match="no such file"):
+        load_model(checkpoint, torch.device("cpu"))
+
+
+def test_a_method_that_needs_more_tiles_than_a_bag_has_is_refused(study, tmp_path):
+    method = tmp_path / "needy.py"
+    method.write_text(
+        "from wsi_mil.models.mean_pool import MeanPool\n\n\nclass Needy(MeanPool):\n    min_tiles = 1000\n"
+    )
+    with pytest.raises(ConfigError, match=r"needs at least 1000 tiles a bag; 12 of 12 bags have fewer: .*s0"):
+        crossval(study[0], **wishes(study, tmp_path / "run", methods=[str(method)]))
+    capped = replace(TRAIN, tile_cap=999)
+    with pytest.raises(ConfigError, match=r"tile_cap is 999"):
+        crossval(study[0], **wishes(study, tmp_path / "run", methods=[str(method)], train=capped))
+
+
+def test_a_validation_part_that_is_too_small_to_choose_is_said_beforehand(study, tmp_path, caplog):
+    asked = replace(TRAIN, epochs=1, selection="validation")
+    summary = crossval(study[0], **wishes(study, tmp_path / "run", methods=["mean_pool"], train=asked))
+    (note,) = [line for line in summary.notes if "chooses no epoch" in line]
+    assert note.startswith("mean_pool: in 3 of 3 folds")
+    assert "--train.selection none" in note
+    assert note in caplog.messages
+    assert not any("chooses no epoch" in line for line in crossval_notes(study, tmp_path))
+
+
+def crossval_notes(study, tmp_path):
+    fixed = replace(TRAIN, epochs=1)
+    return crossval(study[0], **wishes(study, tmp_path / "fixed", methods=["mean_pool"], train=fixed)).notes
 
 
 def test_level_patient_pools_the_slides_and_gives_scores_by_slide(make_study, tmp_path):

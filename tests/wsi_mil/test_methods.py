@@ -30,6 +30,11 @@ def test_what_is_no_method_is_refused_with_the_form_to_write(text):
         parse_method(text)
 
 
+def test_a_regulariser_is_named_once():
+    with pytest.raises(ConfigError, match="names aem twice"):
+        parse_method("abmil+aem+aem")
+
+
 def test_the_same_label_twice_is_refused_whatever_its_case():
     with pytest.raises(ConfigError, match="twice"):
         resolve_methods(["abmil", MethodSpec(name="mean_pool", label="ABMIL")])

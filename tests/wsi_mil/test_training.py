@@ -200,8 +200,8 @@ def test_training_stops_when_validation_does_not_improve(train, contrary):
 def test_a_small_validation_part_chooses_nothing(items, train):
     few = BagDataset(items[1].reader, items[1].items[:19])
     spec = dataclasses.replace(SPEC, selection="validation")
-    assert why_fixed(items[1], TASK, spec) is None
-    assert "9 of tumour" in why_fixed(few, TASK, spec)
+    assert why_fixed(items[1].items, TASK, spec) is None
+    assert "9 of tumour" in why_fixed(few.items, TASK, spec)
     _, selection, log = train(spec, validation=few)
     assert (selection.epoch, selection.metric) == (4, None)
     assert "fewer than 10" in selection.chosen_by

@@ -46,6 +46,7 @@ def save_model(path: Path, model: MILModel, *, method: MethodSpec, task: Task) -
         "schema_version": _SCHEMA,
         "method": {**method.as_config(), "train": {}},
         "task": task.as_config(),
+        "files_sha256": method.files_sha256(),
         "in_dim": model.in_dim,
     }
     weights = {sys.intern(name): tensor.cpu() for name, tensor in model.state_dict().items()}
@@ -53,14 +54,26 @@ def save_model(path: Path, model: MILModel, *, method: MethodSpec, task: Task) -
 
 
 def load_model(path: Path, device: torch.device) -> tuple[MILModel, Task]:
-    """A trained model in eval mode, and its task. Raises RunError when the file is damaged or of another kind."""
+    """A trained model in eval mode, and its task. Raises RunError when the file is damaged or of another kind, or when
+    a file of the user's own that makes the method is not the one it was trained with.
+    """
     state, header, method, task = _opened(path)
+    _check_own_files(path, method, header.get("files_sha256", {}))
     model, _ = build(method, in_dim=header["in_dim"], task=task, seed=0)
     try:
         model.load_state_dict(state["weights"])
     except RuntimeError as error:
         raise RunError(f"{path}: its weights do not fit method {method.name} ({error}).") from error
     return model.to(device).eval(), task
+
+
+def _check_own_files(path: Path, method: MethodSpec, trained_with: dict[str, str]) -> None:
+    changed = [name for name, digest in method.files_sha256().items() if trained_with.get(name, digest) != digest]
+    if changed:
+        raise RunError(
+            f"{path} was trained with another {', '.join(changed)} than the one there is now. Put the file back as it "
+            f"was, or train again into another folder."
+        )
 
 
 def method_of(path: Path) -> MethodSpec:

@@ -1,5 +1,6 @@
 """`wsi-mil crossval`: train and test methods on patient-grouped folds."""
 
+import logging
 from pathlib import Path
 
 from wsi_mil.errors import ConfigError
@@ -11,6 +12,8 @@ from wsi_mil.runs import RunDir, write_frame
 from wsi_mil.splits import FoldSpec, fold_notes
 from wsi_mil.table.records import CohortSpec
 from wsi_mil.tasks import TaskSpec
+
+_LOG = logging.getLogger(__name__)
 
 
 def crossval(
@@ -52,7 +55,14 @@ def crossval(
         raise ConfigError(f"workers is {workers}; it must be 1 or more.")
     specs = resolve_methods(methods)
     from wsi_mil.cohort import folds_for
-    from wsi_mil.experiment import begin, check_parts, collect_predictions, plan_methods, train_all
+    from wsi_mil.experiment import (
+        begin,
+        check_parts,
+        collect_predictions,
+        plan_methods,
+        selection_notes,
+        train_all,
+    )
     from wsi_mil.folding.confinement import balance_frame
     from wsi_mil.leaks.leakage import refuse_leaks
     from wsi_mil.leaks.search import audit_before, find_same_slides
@@ -87,6 +97,9 @@ def crossval(
     )
     refuse_leaks(audit.findings)
     write_frame(run.balance_path, balance_frame(split, study.classes_of, study.known_sites))
+    unchosen = selection_notes(study, split, plans)
+    for note in unchosen:
+        _LOG.warning("%s", note)
     loop = train_all(run, study, split, plans, workers=workers, search=search)
     collect_predictions(run, study, split)
     return Summary(
@@ -95,5 +108,11 @@ def crossval(
         done=loop.done,
         reused=loop.reused,
         failures=loop.failures,
-        notes=(*study.notes(), *fold_notes(split, study.classes_of), *audit.notes(), f"Next: wsi-mil report {out}"),
+        notes=(
+            *study.notes(),
+            *unchosen,
+            *fold_notes(split, study.classes_of),
+            *audit.notes(),
+            f"Next: wsi-mil report {out}",
+        ),
     )

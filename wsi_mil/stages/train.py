@@ -1,5 +1,6 @@
 """`wsi-mil train`: one model a method on the whole cohort."""
 
+import logging
 from pathlib import Path
 
 from wsi_mil.fitting.search_spec import SearchSpec
@@ -10,6 +11,8 @@ from wsi_mil.runs import RunDir
 from wsi_mil.splits import Fold, HoldOutSpec, choose_validation
 from wsi_mil.table.records import CohortSpec
 from wsi_mil.tasks import TaskSpec
+
+_LOG = logging.getLogger(__name__)
 
 
 def train(
@@ -44,7 +47,14 @@ def train(
     train.check()
     search.check()
     specs = resolve_methods(methods)
-    from wsi_mil.experiment import begin, check_parts, collect_predictions, plan_methods, train_all
+    from wsi_mil.experiment import (
+        begin,
+        check_parts,
+        collect_predictions,
+        plan_methods,
+        selection_notes,
+        train_all,
+    )
     from wsi_mil.study import open_study, study_config
 
     study = open_study(table, bags=bags, task=task, cohort=cohort, slides=slides, allow_missing=allow_missing)
@@ -60,6 +70,9 @@ def train(
     plans = plan_methods(study, specs, train, search)
     run = RunDir(out)
     begin(run, study, split, config, device=train.torch_device())
+    unchosen = selection_notes(study, split, plans)
+    for note in unchosen:
+        _LOG.warning("%s", note)
     loop = train_all(run, study, split, plans, search=search)
     collect_predictions(run, study, split)
     return Summary(
@@ -68,7 +81,7 @@ def train(
         done=loop.done,
         reused=loop.reused,
         failures=loop.failures,
-        notes=(*study.notes(), f"Next: wsi-mil predict {out} --bags DIR --out DIR"),
+        notes=(*study.notes(), *unchosen, f"Next: wsi-mil predict {out} --bags DIR --out DIR"),
     )
 
 
