@@ -32,12 +32,13 @@ from wsi_mil.fitting.search_spec import SearchSpec
 from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.lookup import find_model
 from wsi_mil.malloc import keep_freed_memory
-from wsi_mil.methods import MethodSpec, build, override, rehearse, score_columns
+from wsi_mil.methods import MethodSpec, build, rehearse, score_columns
 from wsi_mil.models._base import MILModel
 from wsi_mil.outcomes import Failure
 from wsi_mil.progress import Bar, progress
 from wsi_mil.results.faithfulness import judge_of_classes, measure_bags
 from wsi_mil.runs import FoldKey, RunDir, write_frame
+from wsi_mil.settings import override
 from wsi_mil.splits import Fold, folds_to_frame
 from wsi_mil.study import Study, cohort_frame
 from wsi_mil.targets._base import Answers

@@ -1,15 +1,12 @@
 """MethodSpec: which MIL method, with which settings, objective and regularisers; build() makes it real."""
 
-import difflib
 import hashlib
-import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +17,11 @@ from wsi_mil.errors import ConfigError, UserError
 from wsi_mil.fitting.datasets import check_batches
 from wsi_mil.lookup import find_model, find_regulariser
 from wsi_mil.models._base import BagObjective, MILModel, Objective, Progress, StoredScores
+from wsi_mil.settings import typed
 from wsi_mil.tasks import Task
 
-_Spec = TypeVar("_Spec")
-
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-_GIVEN_BY_US = {"in_dim", "n_outputs", "criterion", "inner", "self"}
+_GIVEN_BY_US = ("in_dim", "n_outputs", "criterion", "inner")
 _REHEARSED_TILES = 12
 
 
@@ -159,11 +155,6 @@ def _check_kind(classes_only: bool, task: Task) -> None:
         )
 
 
-def override(spec: _Spec, values: Mapping[str, Any], *, where: str) -> _Spec:
-    """A frozen spec with some fields changed; names and types are checked. Raises ConfigError."""
-    return replace(spec, **_typed(type(spec), values, where=where))  # type: ignore[type-var]
-
-
 def _with_whole_path(spec: MethodSpec) -> MethodSpec:
     """A user's own file by its whole path, so that the run can be gone on with and predicted from in any folder."""
     return replace(spec, name=str(Path(spec.name).resolve())) if spec.name.endswith(".py") else spec
@@ -178,71 +169,15 @@ def _checked(spec: MethodSpec) -> MethodSpec:
     model_class = find_model(spec.name)
     return replace(
         spec,
-        params=_typed(model_class, spec.params, where=f"{where}, params"),
-        objective=_typed(model_class.objective, spec.objective, where=f"{where}, objective"),
+        params=typed(model_class, spec.params, where=f"{where}, params", without=_GIVEN_BY_US),
+        objective=typed(model_class.objective, spec.objective, where=f"{where}, objective", without=_GIVEN_BY_US),
         regularisers={
-            name: _typed(find_regulariser(name), params or {}, where=f"{where}, regulariser {name}")
+            name: typed(
+                find_regulariser(name), params or {}, where=f"{where}, regulariser {name}", without=_GIVEN_BY_US
+            )
             for name, params in spec.regularisers.items()
         },
     )
-
-
-def _typed(function: Callable[..., Any], values: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """`values` as the types that the signature of `function` declares."""
-    allowed = [name for name in inspect.signature(function).parameters if name not in _GIVEN_BY_US]
-    _refuse_unknown(values, allowed, where=where)
-    hints = get_type_hints(function.__init__ if inspect.isclass(function) else function)
-    typed = {}
-    for name, value in values.items():
-        wanted = hints.get(name, Any)
-        try:
-            typed[name] = _converted(value, wanted)
-        except (TypeError, ValueError):
-            asked = getattr(wanted, "__name__", None) if inspect.isclass(wanted) else str(wanted)
-            raise ConfigError(
-                f"{where}: {name} is {value!r}; it must be {str(asked).replace('typing.', '')}."
-            ) from None
-    return typed
-
-
-def _converted(value: Any, wanted: Any) -> Any:
-    """A value of a YAML file as the type that a signature declares; types that we do not know pass as they are.
-
-    Raises ValueError or TypeError when it does not fit.
-    """
-    origin, parts = get_origin(wanted), get_args(wanted)
-    if origin in (Union, UnionType):
-        fitting = [part for part in parts if _fits(value, part)]
-        return _converted(value, fitting[0]) if fitting else _refuse(value)
-    if origin is Literal:
-        return value if value in parts else _refuse(value)
-    if origin in (tuple, list) and not isinstance(value, str):
-        return origin(_converted(item, parts[0]) for item in value)
-    if wanted is float and not isinstance(value, bool):
-        return float(value)  # a string too: YAML takes 1e-4 for one
-    if wanted in (bool, int, str, NoneType):
-        return value if type(value) is wanted or (value is None and wanted is NoneType) else _refuse(value)
-    return value
-
-
-def _fits(value: Any, wanted: Any) -> bool:
-    try:
-        _converted(value, wanted)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _refuse(value: Any) -> Any:
-    raise ValueError(value)
-
-
-def _refuse_unknown(names: Iterable[str], allowed: Sequence[str], *, where: str) -> None:
-    for name in names:
-        if name not in allowed:
-            near = difflib.get_close_matches(name, allowed, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"{where}: there is no setting {name!r}. There are {', '.join(allowed) or 'none'}.{hint}")
 
 
 def _made_up(name: str, tiles: int, in_dim: int, generator: torch.Generator) -> Bag:

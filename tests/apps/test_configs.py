@@ -9,7 +9,8 @@ import yaml
 from apps.arguments import parse, parser_for
 from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.lookup import model_names, regulariser_names
-from wsi_mil.methods import override, rehearse, resolve_methods
+from wsi_mil.methods import rehearse, resolve_methods
+from wsi_mil.settings import override
 from wsi_mil.stages.crossval import crossval
 from wsi_mil.tasks import class_task
 

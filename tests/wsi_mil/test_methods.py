@@ -1,11 +1,10 @@
-from typing import Literal
-
 import pytest
 import torch
 
 from wsi_mil.errors import ConfigError
 from wsi_mil.fitting.spec import TrainSpec
-from wsi_mil.methods import MethodSpec, _typed, build, override, parse_method, rehearse, resolve_methods
+from wsi_mil.methods import MethodSpec, build, parse_method, rehearse, resolve_methods
+from wsi_mil.settings import override
 from wsi_mil.tasks import class_task
 
 TASK = class_task("label", ("no", "yes"))
@@ -53,36 +52,6 @@ def test_an_unknown_setting_is_refused_with_the_nearest_spelling():
 def test_a_setting_of_the_wrong_type_is_refused_with_its_place():
     with pytest.raises(ConfigError, match="method abmil, params"):
         resolve_methods([MethodSpec(name="abmil", params={"gated": "perhaps"})])
-
-
-@pytest.mark.parametrize(
-    ("value", "wanted", "result"),
-    [
-        ("1e-4", float, 1e-4),
-        (3, float, 3.0),
-        (3, int, 3),
-        (None, int | None, None),
-        (5, int | None, 5),
-        ([1, 2], tuple[int, ...], (1, 2)),
-        ("cosine", Literal["constant", "cosine"], "cosine"),
-    ],
-)
-def test_a_setting_from_a_file_gets_its_declared_type(value, wanted, result):
-    def method(setting: wanted):
-        return setting
-
-    assert _typed(method, {"setting": value}, where="x") == {"setting": result}
-
-
-@pytest.mark.parametrize(
-    ("value", "wanted"), [(True, int), (1, bool), ("many", float), ("x", int | None), (1.5, int), ("1", int)]
-)
-def test_a_setting_that_does_not_fit_its_type_is_refused(value, wanted):
-    def method(setting: wanted):
-        return setting
-
-    with pytest.raises(ConfigError, match="x: setting is"):
-        _typed(method, {"setting": value}, where="x")
 
 
 def test_the_feature_width_cannot_be_typed_by_hand():

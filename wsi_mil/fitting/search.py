@@ -31,9 +31,10 @@ from wsi_mil.fitting.evaluation import answer_each, stacked_logits
 from wsi_mil.fitting.randomness import derive_seed
 from wsi_mil.fitting.search_spec import SearchSpec, as_number
 from wsi_mil.fitting.spec import TrainSpec
-from wsi_mil.methods import MethodSpec, build, override, rehearse, resolve_methods
+from wsi_mil.methods import MethodSpec, build, rehearse, resolve_methods
 from wsi_mil.results.reading import read_frame
 from wsi_mil.runs import write_frame
+from wsi_mil.settings import override
 from wsi_mil.splits import make_folds
 from wsi_mil.targets._base import Balance
 from wsi_mil.tasks import Task, check_training

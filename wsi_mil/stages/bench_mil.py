@@ -23,10 +23,11 @@ from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.lookup import find_model
 from wsi_mil.measuring.classic_bags import ClassicBags, read_classic
 from wsi_mil.measuring.classic_training import Choose, ClassicJob, ClassicRow, train_and_test
-from wsi_mil.methods import MethodSpec, build, override, rehearse, resolve_methods
+from wsi_mil.methods import MethodSpec, build, rehearse, resolve_methods
 from wsi_mil.outcomes import Failure, Summary
 from wsi_mil.progress import progress
 from wsi_mil.runs import write_frame
+from wsi_mil.settings import override
 from wsi_mil.workers import run_in_processes
 
 PUBLISHED = Path(__file__).with_name("published_accuracies.csv")

@@ -1,0 +1,85 @@
+"""Settings from files: types, ranges, and the words of a refusal."""
+
+from typing import Literal
+
+import pytest
+
+from wsi_mil.errors import ConfigError
+from wsi_mil.settings import Amount, Count, Finite, Positive, Rate, Share, Weight, typed
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "result"),
+    [
+        ("1e-4", float, 1e-4),
+        (3, float, 3.0),
+        (3, int, 3),
+        (None, int | None, None),
+        (5, int | None, 5),
+        ([1, 2], tuple[int, ...], (1, 2)),
+        ("cosine", Literal["constant", "cosine"], "cosine"),
+    ],
+)
+def test_a_setting_from_a_file_gets_its_declared_type(value, wanted, result):
+    def method(setting: wanted):
+        return setting
+
+    assert typed(method, {"setting": value}, where="x") == {"setting": result}
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"), [(True, int), (1, bool), ("many", float), ("x", int | None), (1.5, int), ("1", int)]
+)
+def test_a_setting_that_does_not_fit_its_type_is_refused(value, wanted):
+    def method(setting: wanted):
+        return setting
+
+    with pytest.raises(ConfigError, match="x: setting is"):
+        typed(method, {"setting": value}, where="x")
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (0, Count),
+        (-1, Amount),
+        (1.0, Rate),
+        (-0.1, Rate),
+        (1.1, Share),
+        (-1e-9, Weight),
+        (0, Positive),
+        (float("nan"), Weight),
+        ("inf", Finite),
+        (0, Count | None),
+        ([4, 0], tuple[Count, ...]),
+    ],
+)
+def test_a_setting_out_of_its_range_is_refused(value, wanted):
+    def method(setting: wanted):
+        return setting
+
+    with pytest.raises(ConfigError, match="x: setting is"):
+        typed(method, {"setting": value}, where="x")
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [(1, Count), (0, Amount), (0.0, Rate), (1, Share), (0, Weight), ("1e-9", Positive), (-3, Finite)],
+)
+def test_the_ends_of_a_range_are_allowed(value, wanted):
+    def method(setting: wanted):
+        return setting
+
+    assert typed(method, {"setting": value}, where="x") == {"setting": float(value) if wanted is not Count else value}
+
+
+def test_a_refusal_says_the_range():
+    def method(rate: Rate = 0.0, width: Count | None = None):
+        return rate, width
+
+    with pytest.raises(ConfigError, match=r"rate is 1.5; it must be float, at least 0 and below 1\."):
+        typed(method, {"rate": 1.5}, where="x")
+    with pytest.raises(ConfigError, match=r"width is 0; it must be None or int, at least 1\."):
+        typed(method, {"width": 0}, where="x")
+    with pytest.raises(ConfigError, match=r"there is no setting 'rat'.*Did you mean 'rate'"):
+        typed(method, {"rat": 1}, where="x")
