@@ -94,6 +94,17 @@ def test_what_a_test_bag_holds_changes_neither_scaling_nor_training(data):
     torch.testing.assert_close(known.std(dim=0, correction=0), torch.ones(8), atol=1e-5, rtol=0)
 
 
+def test_a_test_value_beyond_all_training_values_is_set_to_their_end(data):
+    wild = arrays()
+    tested = ~wild["train_mask"][0, 0][wild["bag_id"]]
+    wild["features"][tested, 2] = 1e6
+    wild["features"][tested, 3] = -1e6
+    train, test = read_classic(data(**wild)).datasets(0, 0)
+    known, seen = (torch.cat([part[i].features for i in range(len(part))]) for part in (train, test))
+    assert (seen[:, 2] == known[:, 2].max()).all()
+    assert (seen[:, 3] == known[:, 3].min()).all()
+
+
 def test_a_feature_that_never_varies_in_training_stays_finite(data):
     features = arrays()["features"]
     features[:, 3] = 7.0

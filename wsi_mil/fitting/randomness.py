@@ -8,7 +8,11 @@ import torch
 
 
 def derive_seed(*numbers: int) -> int:
-    """One 63-bit seed from several numbers."""
+    """One 63-bit seed from several numbers.
+
+    They are read as 32-bit words, and zeros at the end do not count: calls are told apart by what stands in the same
+    place, such as a last number that says what the seed is for.
+    """
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 

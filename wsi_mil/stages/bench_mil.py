@@ -135,7 +135,7 @@ def as_markdown(table: pd.DataFrame, *, train: TrainSpec, choose: Choose = "none
     ]
     for row in table.to_dict("records"):
         known = not math.isnan(row["published"])
-        shown = f"{row['published']:.3f} ± {row['published_se']:.3f}" if known else ""
+        shown = f"{row['published']:.3f} ± {row['published_se']:.3f}" if known else "none known"
         z = f"{row['z']:+.1f}" + (" (look into it)" if abs(row["z"]) > _LARGE_Z else "") if known else ""
         accuracy, auc = (f"{row[name]:.3f} ± {row[f'{name}_se']:.3f}" for name in ("accuracy", "auc"))
         lines.append(f"| {row['dataset']} | {row['method']} | {row['folds']} | {accuracy} | {auc} | {shown} | {z} |")
@@ -144,9 +144,9 @@ def as_markdown(table: pd.DataFrame, *, train: TrainSpec, choose: Choose = "none
         [
             *lines,
             "",
-            f"Stored folds; features standardised on the training part of each; {train.epochs} epochs {epochs} "
-            f"(lr {train.lr:g}, weight decay {train.weight_decay:g}, {train.bags_per_step} bags a step) unless a "
-            "method says otherwise; no choice looks at a test bag. Mean ± standard error over folds; folds of several "
+            f"Stored folds; features standardised on the training part of each, and test values kept within its range; "
+            f"{train.epochs} epochs {epochs} (lr {train.lr:g}, weight decay {train.weight_decay:g}, {train.bags_per_step} "
+            "bags a step) unless a method says otherwise; no choice looks at a test bag. Mean ± standard error over folds; folds of several "
             "repeats share bags, so it is too small rather than too large. AUC leaves out test parts without a class. "
             f"z = difference / sqrt(se1^2 + se2^2); above {_LARGE_Z} either way it is to be explained.",
             *(f"Published: {source}." for source in sources),
