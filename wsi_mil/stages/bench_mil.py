@@ -145,8 +145,9 @@ def as_markdown(table: pd.DataFrame, *, train: TrainSpec, choose: Choose = "none
             *lines,
             "",
             f"Stored folds; features standardised on the training part of each, and test values kept within its range; "
-            f"{train.epochs} epochs {epochs} (lr {train.lr:g}, weight decay {train.weight_decay:g}, {train.bags_per_step} "
-            "bags a step) unless a method says otherwise; no choice looks at a test bag. Mean ± standard error over folds; folds of several "
+            f"{train.epochs} epochs {epochs} (lr {train.lr:g}, weight decay {train.weight_decay:g}, "
+            f"{train.bags_per_step} bags a step) unless a method says otherwise; no choice looks at a test bag. "
+            "Mean ± standard error over folds; folds of several "
             "repeats share bags, so it is too small rather than too large. AUC leaves out test parts without a class. "
             f"z = difference / sqrt(se1^2 + se2^2); above {_LARGE_Z} either way it is to be explained.",
             *(f"Published: {source}." for source in sources),
