@@ -21,9 +21,10 @@ from wsi_mil.fitting.datasets import Item, values_of
 from wsi_mil.methods import MethodSpec
 from wsi_mil.splits import Fold, folds_to_frame
 from wsi_mil.store import BagHeader, BagStore, check_one_contract
+from wsi_mil.table.labels import is_labelled, resolve_task
 from wsi_mil.targets import Cells, ClassTarget
 from wsi_mil.targets._base import Balance, labelled
-from wsi_mil.tasks import Task, TaskSpec, is_labelled, resolve_task
+from wsi_mil.tasks import Task, TaskSpec
 
 _SHOWN = 8
 

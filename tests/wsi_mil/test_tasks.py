@@ -7,8 +7,9 @@ import torch
 
 from wsi_mil.errors import CohortError, ConfigError
 from wsi_mil.lookup import find_model
+from wsi_mil.table.labels import resolve_task
 from wsi_mil.targets import CoxTarget, TargetSpec
-from wsi_mil.tasks import Task, TaskSpec, check_training, class_task, resolve_task
+from wsi_mil.tasks import Task, TaskSpec, check_training, class_task
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,8 @@ def number_findings(records: Sequence[SlideRecord], wishes: Mapping[str, Any], *
     """What crossval would refuse about a number or a time. wishes: target, kind, event and level of a TaskSpec."""
     import numpy as np
 
-    from wsi_mil.tasks import TaskSpec, resolve_task
+    from wsi_mil.table.labels import resolve_task
+    from wsi_mil.tasks import TaskSpec
 
     where = f"column {wishes['target']}"
     try:

@@ -14,8 +14,9 @@ from wsi_mil.errors import CohortError, StoreError, UserError
 from wsi_mil.outcomes import Failure
 from wsi_mil.store import BagHeader, BagStore
 from wsi_mil.study import Study, items_of
+from wsi_mil.table.labels import is_labelled
 from wsi_mil.targets import ClassTarget, Target
-from wsi_mil.tasks import Task, is_labelled
+from wsi_mil.tasks import Task
 from wsi_mil.transfer.ensembles import Source
 
 _TILE_UM_TOLERANCE = 0.02
