@@ -131,7 +131,7 @@ def check_parts(study: Study, folds: Sequence[Fold]) -> None:
 
 
 def selection_notes(study: Study, folds: Sequence[Fold], plans: Sequence[Plan]) -> list[str]:
-    """A sentence for each method whose epoch validation was to choose and cannot."""
+    """A sentence for each method whose epoch validation was to choose and cannot; said at once, before hours of it."""
     notes = []
     for method, spec in plans:
         found = [why_fixed(study.of_patients(fold.validation), study.task, spec) for fold in folds]
@@ -144,6 +144,7 @@ def selection_notes(study: Study, folds: Sequence[Fold], plans: Sequence[Plan]) 
             f"{spec.epochs} are trained. --train.selection none trains on the validation patients too, for a number of "
             f"epochs that you fix; a greater --folds.validation gives validation a choice."
         )
+        _LOG.warning("%s", notes[-1])
     return notes
 
 

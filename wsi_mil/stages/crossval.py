@@ -1,6 +1,5 @@
 """`wsi-mil crossval`: train and test methods on patient-grouped folds."""
 
-import logging
 from pathlib import Path
 
 from wsi_mil.errors import ConfigError
@@ -12,8 +11,6 @@ from wsi_mil.runs import RunDir, write_frame
 from wsi_mil.splits import FoldSpec, fold_notes
 from wsi_mil.table.records import CohortSpec
 from wsi_mil.tasks import TaskSpec
-
-_LOG = logging.getLogger(__name__)
 
 
 def crossval(
@@ -98,8 +95,6 @@ def crossval(
     refuse_leaks(audit.findings)
     write_frame(run.balance_path, balance_frame(split, study.classes_of, study.known_sites))
     unchosen = selection_notes(study, split, plans)
-    for note in unchosen:
-        _LOG.warning("%s", note)
     loop = train_all(run, study, split, plans, workers=workers, search=search)
     collect_predictions(run, study, split)
     return Summary(

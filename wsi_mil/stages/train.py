@@ -1,6 +1,5 @@
 """`wsi-mil train`: one model a method on the whole cohort."""
 
-import logging
 from pathlib import Path
 
 from wsi_mil.fitting.search_spec import SearchSpec
@@ -11,8 +10,6 @@ from wsi_mil.runs import RunDir
 from wsi_mil.splits import Fold, HoldOutSpec, choose_validation
 from wsi_mil.table.records import CohortSpec
 from wsi_mil.tasks import TaskSpec
-
-_LOG = logging.getLogger(__name__)
 
 
 def train(
@@ -71,8 +68,6 @@ def train(
     run = RunDir(out)
     begin(run, study, split, config, device=train.torch_device())
     unchosen = selection_notes(study, split, plans)
-    for note in unchosen:
-        _LOG.warning("%s", note)
     loop = train_all(run, study, split, plans, search=search)
     collect_predictions(run, study, split)
     return Summary(
