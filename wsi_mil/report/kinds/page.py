@@ -44,7 +44,7 @@ def render_run(found: RunFindings, chapters: Sequence[Chapter], names: Names) ->
     """The page as text."""
     engine, shared = templates(), found.shared
     labels = shared.labels
-    parts = [Part(anchor="summary", title="Summary", html=_html(engine, "kinds/summary", _summary(found, chapters)))]
+    parts = [Part(anchor="summary", title="Summary", html=_html(engine, "summary", _summary(found, chapters)))]
     parts += chapters[0].parts if len(found.targets) == 1 else _of_several(found, chapters, engine)
     ends = sections_for((pointing, cohort, leakage, audit, appendix), shared)
     design = design_of(shared.study)
@@ -89,8 +89,11 @@ def _summary(found: RunFindings, chapters: Sequence[Chapter]) -> dict[str, Any]:
     )
     return {
         "question": f"{question} {design_of(shared.study).unseen}",
-        "chapters": chapters,
-        "several": not one,
+        "lines": [
+            {"of": "" if one else chapter.target.name, "text": sentence}
+            for chapter in chapters
+            for sentence in (chapter.sentences if one else chapter.sentences[:1])
+        ],
         "pointing": wording.pointing(shared),
         "warnings": [*wording.run_warnings(shared), *_target_warnings(found, chapters)],
         "not_shown": wording.not_shown(shared),

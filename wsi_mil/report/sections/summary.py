@@ -10,12 +10,11 @@ TITLE = "Summary"
 
 
 def context(found: Findings, names: Names) -> dict[str, Any]:
-    """Sentences."""
+    """Sentences; the first line is the answer. `of`: the target that a line speaks of, where there are several."""
+    lines = [wording.verdict(found.best, found), wording.called(found.best, found), wording.comparison(found)]
     return {
         "question": wording.question(found),
-        "verdict": wording.verdict(found.best, found),
-        "called": wording.called(found.best, found),
-        "comparison": wording.comparison(found),
+        "lines": [{"of": "", "text": line} for line in lines if line],
         "pointing": wording.pointing(found),
         "warnings": wording.warnings(found),
         "not_shown": wording.not_shown(found),
