@@ -26,7 +26,7 @@ from wsi_mil.fitting.boards import Boards
 from wsi_mil.fitting.checkpoints import State, load_state, save_state
 from wsi_mil.fitting.datasets import BagDataset, Item, check_batches, plan_epoch, read_ahead, sample_tiles, values_of
 from wsi_mil.fitting.evaluation import answer_each, stacked_logits
-from wsi_mil.fitting.randomness import derive_seed, own_randomness, seed_step
+from wsi_mil.fitting.randomness import Stream, derive_seed, own_randomness, seed_step
 from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.models._base import MILModel, Objective, Progress
 from wsi_mil.runs import Selection, write_frame
@@ -35,7 +35,6 @@ from wsi_mil.tasks import Task, check_training
 
 _LOG = logging.getLogger(__name__)
 _PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
-_MODEL, _WEIGHTS = 3, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +91,7 @@ def fit(
 
 def weights_seed(seed: int) -> int:
     """Seed of a model's first weights."""
-    return derive_seed(seed, _WEIGHTS)
+    return derive_seed(seed, Stream.WEIGHTS)
 
 
 def why_fixed(validation: Sequence[Item], task: Task, spec: TrainSpec) -> str | None:
@@ -210,7 +209,7 @@ class _Loop:
     def _loss(self, batch: BagBatch, indices: list[int], *, n_batches: int) -> torch.Tensor:
         """Sum of the objective's terms on one batch, with the randomness of this step."""
         target = self.task.tensor(self.train.values[indices]).to(self.device)
-        seed = derive_seed(self.seed, self.at.epoch, self.at.step, _MODEL)
+        seed = derive_seed(self.seed, self.at.epoch, self.at.step, Stream.MODEL)
         seed_step(seed, self.device)
         progress = Progress(
             step=self.at.epoch * n_batches + self.at.step,

@@ -12,12 +12,12 @@ from torch.utils.data import Dataset
 
 from wsi_mil.bags import Bag
 from wsi_mil.errors import ConfigError
+from wsi_mil.fitting.randomness import Stream
 from wsi_mil.models._base import Objective
 from wsi_mil.store import BagStore
 from wsi_mil.targets._base import Balance
 
 Cache = Literal["auto", "none", "ram"]
-_ORDER, _TILES = 1, 2
 _AUTO_CACHE_BYTES = 2 * 1024**3
 
 
@@ -106,7 +106,7 @@ def plan_epoch(
     balance "sampler": as many draws as there are items, equally many of each class, as few repetitions as that allows.
     both_classes: each batch holds every class; rare ones are repeated, and a batch may hold a few bags more.
     """
-    rng = np.random.default_rng([seed, epoch, _ORDER])
+    rng = np.random.default_rng([seed, epoch, Stream.ORDER])
     groups = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
     if balance == "sampler":
         share = -(-len(labels) // len(groups))
@@ -121,7 +121,7 @@ def sample_tiles(bag: Bag, cap: int | None, *, seed: int, epoch: int, position: 
     """At most `cap` tiles of a bag, drawn without replacement, in their old order."""
     if cap is None or len(bag) <= cap:
         return bag
-    rng = np.random.default_rng([seed, epoch, _TILES, position])
+    rng = np.random.default_rng([seed, epoch, Stream.TILES, position])
     return bag.take(torch.from_numpy(np.sort(rng.choice(len(bag), size=cap, replace=False))))
 
 

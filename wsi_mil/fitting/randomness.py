@@ -2,9 +2,29 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 
 import numpy as np
 import torch
+
+
+class Stream(IntEnum):
+    """What a seed is for: no two of these ever draw the same numbers."""
+
+    ORDER = 1
+    """The order of bags in an epoch."""
+    TILES = 2
+    """Which tiles of a long bag are taken."""
+    MODEL = 3
+    """Dropout, masks and noise of a step."""
+    WEIGHTS = 4
+    """The first weights."""
+    INNER = 5
+    """The inner split of a benchmark's training part."""
+    SPLIT = 7
+    """The inner folds of a search."""
+    SAMPLER = 8
+    """The settings that a search tries."""
 
 
 def derive_seed(*numbers: int) -> int:

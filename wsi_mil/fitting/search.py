@@ -28,7 +28,7 @@ from optuna.distributions import (
 from wsi_mil.errors import ConfigError, RunError, UserError
 from wsi_mil.fitting.datasets import BagDataset
 from wsi_mil.fitting.evaluation import answer_each, stacked_logits
-from wsi_mil.fitting.randomness import derive_seed
+from wsi_mil.fitting.randomness import Stream, derive_seed
 from wsi_mil.fitting.search_spec import SearchSpec, as_number
 from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.methods import MethodSpec, build, rehearse, resolve_methods
@@ -43,7 +43,6 @@ from wsi_mil.training import FitFiles, fit, weights_seed
 _Part = tuple[BagDataset, BagDataset]
 _COLUMNS = ("trial", "settings", "loss", "problem")
 _FAULT = "fault:"
-_SPLIT, _SAMPLER = 7, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +82,7 @@ def search(
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     space = {name: _distribution(bounds) for name, bounds in wished.space.items()}
-    sampler = optuna.samplers.TPESampler(seed=derive_seed(seed, _SAMPLER) % 2**32)
+    sampler = optuna.samplers.TPESampler(seed=derive_seed(seed, Stream.SAMPLER) % 2**32)
     study = optuna.create_study(direction="minimize", sampler=sampler)
     judge = _Judge(task=task, in_dim=in_dim, balance=balance, parts=_inner_parts(train, task, wished, seed), seed=seed)
     rows = _stored(trials_path)
@@ -176,7 +175,7 @@ def _inner_parts(train: BagDataset, task: Task, wished: SearchSpec, seed: int) -
     folds = make_folds(
         strata,
         n_folds=wished.inner_folds,
-        seed=derive_seed(seed, _SPLIT) % 2**31,
+        seed=derive_seed(seed, Stream.SPLIT) % 2**31,
         validation=0.0,
         allow_absent_class=True,
         essential=task.essential(train.values),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from wsi_mil import __version__
 from wsi_mil.fitting.datasets import BagDataset
 from wsi_mil.fitting.evaluation import answer_each, probabilities
-from wsi_mil.fitting.randomness import derive_seed
+from wsi_mil.fitting.randomness import Stream, derive_seed
 from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.measuring.classic_bags import ClassicBags
 from wsi_mil.methods import MethodSpec, build
@@ -25,7 +25,6 @@ from wsi_mil.training import FitFiles, fit, weights_seed
 
 Choose = Literal["none", "epochs"]
 _INNER_SHARE = 0.25
-_INNER = 5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,7 +100,7 @@ def chosen_epochs(job: ClassicJob, train: BagDataset) -> int:
 
     At most train.epochs. The whole part is then trained on the same schedule, and stopped there.
     """
-    held = held_out(job.bags.task.labels(train.values), seed=derive_seed(job.seed, job.repeat, job.fold, _INNER))
+    held = held_out(job.bags.task.labels(train.values), seed=derive_seed(job.seed, job.repeat, job.fold, Stream.INNER))
     kept = [item for item, out in zip(train.items, held, strict=True) if not out]
     watched = [item for item, out in zip(train.items, held, strict=True) if out]
     inner, validation = BagDataset(train.reader, kept), BagDataset(train.reader, watched)
