@@ -4,12 +4,16 @@ import difflib
 import inspect
 import json
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, get_args, get_origin
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
+import yaml
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from wsi_mil.errors import ConfigError
+from wsi_mil.settings import typed
 
 Stage = Callable[..., Any]
 
@@ -47,8 +51,13 @@ def parser_for(command: str, stage: Stage) -> ArgumentParser:
 
 
 def parse(parser: ArgumentParser, arguments: Sequence[str]) -> dict[str, Any]:
-    """The keyword arguments of the stage. Raises ConfigError with the nearest spelling."""
-    namespace: Namespace = parser.parse_args(_normalise(arguments, parser))
+    """The keyword arguments of the stage. Raises ConfigError with the nearest spelling.
+
+    What the command line says counts more than a file, wherever --config stands.
+    """
+    words = _normalise(arguments, parser)
+    _check_records(words, parser)
+    namespace: Namespace = parser.parse_args(words)
     values = parser.instantiate(namespace)
     return {key: value for key, value in vars(values).items() if key not in ("config", "print_config")}
 
@@ -69,9 +78,12 @@ def _spellings(parser: ArgumentParser) -> list[str]:
 
 
 def _normalise(arguments: Sequence[str], parser: ArgumentParser) -> list[str]:
-    """Allow hyphens, short names of grouped options, bare switches, and several values after a list option."""
+    """Allow hyphens, short names of grouped options, bare switches, and several values after a list option.
+
+    Configuration files come first, so that every other word has the last say.
+    """
     spellings = _spellings(parser)
-    types = {action.dest: getattr(action, "_typehint", None) for action in parser._actions}
+    types = _types(parser)
     lists = {name for name, hint in types.items() if _takes_several(hint)}
     switches = {name for name, hint in types.items() if hint is bool}
     result: list[str] = []
@@ -83,14 +95,22 @@ def _normalise(arguments: Sequence[str], parser: ArgumentParser) -> list[str]:
             continue
         name, equals, value = word[2:].partition("=")
         name = _full_name(name.replace("-", "_"), spellings)
+        if name == "config" and not equals and rest:
+            equals, value = "=", rest.pop(0)
         if name in switches and not equals and rest[:1] not in (["true"], ["false"]):
             result.append(f"--{name}=true")
         elif name in lists and not equals:
             values = [rest.pop(0) for _ in range(_count_values(rest))]
-            _extend_list(result, name, _unfolded(values))
+            _extend_list(result, name, _unfolded(values), of_records=_record_of(types[name]) is not None)
         else:
             result.append(f"--{name}{equals}{value}")
-    return result
+    return sorted(result, key=lambda word: not word.startswith("--config="))
+
+
+def _types(parser: ArgumentParser) -> dict[str, Any]:
+    """The declared type of each option; `--methods.help` says that it has the one of `--methods`, and takes nothing."""
+    hints = {action.dest: getattr(action, "_typehint", None) for action in parser._actions}
+    return {name: hint for name, hint in hints.items() if not name.endswith(".help")}
 
 
 def _takes_several(hint: Any) -> bool:
@@ -118,17 +138,113 @@ def _unfolded(values: list[str]) -> list[str]:
     return values
 
 
-def _extend_list(result: list[str], name: str, values: list[str]) -> None:
-    """Append values to a list option; the same option given twice adds to the first."""
-    if len(values) == 1 and values[0].startswith("["):
-        result.append(f"--{name}={values[0]}")
-        return
+def _extend_list(result: list[str], name: str, values: list[str], *, of_records: bool) -> None:
+    """Append values to a list option; the same option given twice adds to the first. A record may be a YAML mapping."""
     prefix = f"--{name}="
-    for i, word in enumerate(result):
-        if word.startswith(prefix):
-            result[i] = prefix + json.dumps(json.loads(word[len(prefix) :]) + values)
-            return
-    result.append(prefix + json.dumps(values))
+    before = next((i for i, word in enumerate(result) if word.startswith(prefix)), None)
+    text = values[0] if len(values) == 1 else ""
+    if not text.startswith("["):
+        text = json.dumps([_yaml(v) if of_records and v.startswith("{") else v for v in values], default=str)
+    if before is None:
+        result.append(prefix + text)
+    else:
+        both = [*_listed(_yaml(result[before].removeprefix(prefix))), *_listed(_yaml(text))]
+        result[before] = prefix + json.dumps(both, default=str)
+
+
+def _yaml(text: str) -> Any:
+    """What a YAML text says; the text itself where it is no YAML."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _check_records(words: Sequence[str], parser: ArgumentParser) -> None:
+    """Refuse, in one sentence, what a list of names and records (methods, further targets) cannot hold.
+
+    The parser itself would tell of each type that an entry could have had. words: as `_normalise` gives them.
+    """
+    configs = {path: _config(path) for path in _values(words, "config")}
+    for name, hint in _types(parser).items():
+        record = _record_of(hint) if _takes_several(hint) else None
+        if record is None:
+            continue
+        given = {f"--{name}": _yaml(text) for text in _values(words, name)}
+        in_files = {path: found for path, config in configs.items() if (found := _at(config, name)) is not None}
+        if len(in_files) > 1 and not given:
+            each = ", each with its own `train:`" if "train" in get_type_hints(record) else ""
+            raise ConfigError(
+                f"{name} stands in {' and in '.join(in_files)}, and one would silently replace the other. "
+                f"Write one file with all {name.rpartition('.')[2]}{each}."
+            )
+        for where, value in (given | {f"{path}, {name}": found for path, found in in_files.items()}).items():
+            _check_list(where, value, record)
+
+
+def _record_of(hint: Any) -> type | None:
+    """The dataclass within a type: `MethodSpec` of `list[str | MethodSpec]`."""
+    if isinstance(hint, type) and is_dataclass(hint):
+        return hint
+    return next(filter(None, map(_record_of, get_args(hint))), None)
+
+
+def _values(words: Sequence[str], name: str) -> list[str]:
+    return [word.partition("=")[2] for word in words if word.startswith(f"--{name}=")]
+
+
+def _config(path: str) -> Any:
+    """What a configuration file holds; nothing where the parser will say what is wrong with it."""
+    try:
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+
+
+def _at(config: Any, name: str) -> Any:
+    """`{task: {others: x}}` at `task.others`; None where there is nothing."""
+    for part in name.split("."):
+        config = config.get(part) if isinstance(config, Mapping) else None
+    return config
+
+
+def _check_list(where: str, value: Any, record: type) -> None:
+    """Refuse what is no list of names and mappings of a record's keys."""
+    if not isinstance(value, list):
+        example = "" if str(value).startswith("[") else f": [{value}]"
+        raise ConfigError(f"{where} is {value!r}; a list is expected{example}.")
+    for i, entry in enumerate(value, start=1):
+        place = f"{where}, entry {i}"
+        if isinstance(entry, Mapping):
+            _check_record(place, entry, record)
+        elif not isinstance(entry, str):
+            raise ConfigError(f"{place} is {entry!r}; a name or a mapping is expected. Put a name into quotes.")
+        if "name" in get_type_hints(record):
+            _check_file(place, entry if isinstance(entry, str) else entry["name"])
+
+
+def _check_record(place: str, entry: Mapping[Any, Any], record: type) -> None:
+    typed(record, {str(key): value for key, value in entry.items()}, where=place)
+    hints = get_type_hints(record)
+    for one in fields(record):
+        if one.default is MISSING and one.default_factory is MISSING and one.name not in entry:
+            raise ConfigError(f"{place}: {one.name!r} is missing. There are {', '.join(hints)}.")
+        if get_origin(hints[one.name]) is dict and not isinstance(entry.get(one.name, {}), Mapping):
+            raise ConfigError(f"{place}: {one.name} is {entry[one.name]!r}; it must be a mapping, such as {{x: 1}}.")
+
+
+def _check_file(place: str, name: str) -> None:
+    """Refuse `my_method.py` or `my_method.py+aem` where there is no such file."""
+    own = re.match(r"(.+\.py)(?:\+|$)", name)
+    if own and not Path(own[1]).is_file():
+        raise ConfigError(
+            f"{place}: there is no file {own[1]}. Its path is relative to the folder where the command is given, "
+            f"{Path.cwd()}."
+        )
 
 
 def _with_nearest(message: str, spellings: list[str]) -> str:
@@ -143,6 +259,7 @@ def _with_nearest(message: str, spellings: list[str]) -> str:
         word = key.group(1) or key.group(2)
     else:
         return f"{message.strip()} Run the command with --help to see what it takes."
+    spellings = [spelling for spelling in spellings if not spelling.endswith(".help")]
     near = difflib.get_close_matches(word, spellings, n=1, cutoff=0.5)
     tail = [s for s in spellings if s.split(".")[-1] == word.split(".")[-1]] or near
     hint = f" Did you mean {tail[0]!r}?" if tail else ""

@@ -3,6 +3,7 @@
 Notation: `b` bags, `total` instances of all bags, `n` instances of one, `d` features, `k` outputs.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ class Bag:
 
     features: (n, d).  coords_l0: (n, 2) level-0 top-left (x, y).  grid_xy: (n, 2) column and row of the slide's grid.
     slide_index: (n,) which of `slide_ids` a tile comes from.
-    Raises ValueError when it is empty or its columns differ in length.
+    Raises ValueError when it is empty, its features are no (n, d), or its columns differ in length.
     """
 
     features: Tensor
@@ -28,7 +29,24 @@ class Bag:
     slide_ids: tuple[str, ...]
     id: str
 
+    @classmethod
+    def of(cls, features: Tensor, *, grid_xy: Tensor | None = None, id: str = "bag") -> "Bag":
+        """A bag of one slide from plain features.
+
+        features: (n, d).  grid_xy: (n, 2) column and row of each tile; made up when not given: row by row on a square,
+        in the order of the tiles. Methods without `uses_positions` do not look at places; the others then answer for
+        an arrangement that no slide had. `coords_l0` is `grid_xy` too: such a bag is fit for answers, not for heatmaps.
+        """
+        if grid_xy is None:
+            row = torch.arange(len(features))
+            side = max(1, math.ceil(math.sqrt(len(features))))
+            grid_xy = torch.stack([row % side, row // side], dim=1)
+        nothing = torch.zeros(len(features), dtype=torch.int64)
+        return cls(features=features, coords_l0=grid_xy, grid_xy=grid_xy, slide_index=nothing, slide_ids=(id,), id=id)
+
     def __post_init__(self) -> None:
+        if self.features.ndim != 2:
+            raise ValueError(f"bag {self.id!r}: features are (n, d), one row a tile, not {tuple(self.features.shape)}")
         n = len(self.features)
         if n == 0:
             raise ValueError(f"bag {self.id!r} has no instance")
@@ -101,7 +119,12 @@ class BagBatch:
 
 
 def pack(bags: Sequence[Bag]) -> BagBatch:
-    """Put bags one after the other. Raises ValueError when there is none, or their widths differ."""
+    """Put bags one after the other.
+
+    Raises ValueError when there is none, or their widths differ; TypeError for anything that is no list of bags.
+    """
+    if isinstance(bags, Bag | Tensor) or not all(isinstance(bag, Bag) for bag in bags):
+        raise TypeError("pack takes a list of bags, as in pack([bag]); Bag.of(features) makes a bag of plain features")
     if not bags:
         raise ValueError("cannot pack a batch of no bags")
     widths = {bag.features.shape[1] for bag in bags}

@@ -18,6 +18,7 @@ from apps.arguments import _full_name, _spellings, parse, parser_for
 from wsi_mil.encode_settings import check_spec
 from wsi_mil.encoders import EncodeSpec
 from wsi_mil.errors import CohortError, ConfigError
+from wsi_mil.methods import MethodSpec
 from wsi_mil.outcomes import Failure, Summary
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +66,11 @@ def parsed(*words: str) -> dict[str, object]:
     return parse(parser_for("stage", stage), words)
 
 
+def parser_of(command: str) -> ArgumentParser:
+    module, function = cli.COMMANDS[command][0].split(":")
+    return parser_for(command, getattr(import_module(module), function))
+
+
 def test_short_names_and_hyphens_reach_the_group_that_has_them() -> None:
     values = parsed("in", "--out", "o", "--mpp", "0.25", "--tile-px=256")
     assert values["tiles"] == Spec(mpp=0.25, tile_px=256)
@@ -109,6 +115,97 @@ def test_an_unknown_key_names_the_nearest_spelling(tmp_path: Path, yaml: str, ne
 def test_an_unknown_flag_names_the_nearest_spelling() -> None:
     with pytest.raises(ConfigError, match=r"'tiles.tile_pixels'.*tile_px"):
         parsed("in", "--out", "o", "--tiles.tile_pixels", "3")
+
+
+def crossval(*words: str) -> dict[str, Any]:
+    given = ("labels.csv", "--bags", "b", "--out", "r", "--target", "label")
+    return parse(parser_of("crossval"), (*given, *words))
+
+
+WRONG_METHODS = [
+    ("[{name: abmil, parms: {hidden: 3}}]", "entry 1: there is no setting 'parms'. There are name, label, params, o"),
+    ("[gem, {name: abmil, gated: true}]", "entry 2: there is no setting 'gated'. There are name, label, params, o"),
+    ("[{label: abmil}]", "entry 1: 'name' is missing. There are name, label, params, o"),
+    ("[{name: abmil, params: 3}]", "entry 1: params is 3; it must be a mapping"),
+    ("[{name: 3}]", "entry 1: name is 3; it must be str."),
+    ("[3]", "entry 1 is 3; a name or a mapping is expected."),
+    (
+        "[{name: absent/my.py}]",
+        "entry 1: there is no file absent/my.py. Its path is relative to the folder where the c",
+    ),
+    ("[absent/my.py+aem]", "entry 1: there is no file absent/my.py. "),
+]
+
+
+@pytest.mark.parametrize(("value", "told"), WRONG_METHODS)
+def test_a_wrong_method_is_told_in_one_sentence_in_a_file_as_on_the_command_line(
+    value: str, told: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(f"methods: {value}\n")
+    for where, words in ((f"{config}, methods, ", ("--config", str(config))), ("--methods, ", ("--methods", value))):
+        with pytest.raises(ConfigError) as refused:
+            crossval(*words)
+        assert str(refused.value).startswith(where + told)
+        assert "\n" not in str(refused.value)
+        assert "parms" not in value or "Did you mean 'params'?" in str(refused.value)
+
+
+def test_one_method_in_a_file_is_asked_for_as_a_list(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("methods: abmil\n")
+    with pytest.raises(ConfigError, match=r"c\.yaml, methods is 'abmil'; a list is expected: \[abmil\]\.$"):
+        crossval("--config", str(tmp_path / "c.yaml"))
+
+
+def test_a_wrong_further_target_is_told_likewise() -> None:
+    with pytest.raises(ConfigError, match=r"^--task\.others, entry 2: kind is 'clases'; it must be .*'classes'"):
+        crossval("--methods", "abmil", "--others", "grade", "{target: age, kind: clases}")
+
+
+def test_methods_with_settings_may_stand_beside_names_on_the_command_line() -> None:
+    gated = MethodSpec(name="abmil", params={"gated": True})
+    text = "{name: abmil, params: {gated: true}}"
+    assert crossval("--methods", text, "gem")["methods"] == [gated, "gem"]
+    assert crossval("--methods", "gem", "--methods", f"[{text}]")["methods"] == ["gem", gated]
+    assert crossval("--methods", f"[{text}]", "--methods", "gem")["methods"] == [gated, "gem"]
+
+
+def test_two_files_with_methods_are_refused_with_both_names(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    one.write_text("methods: [abmil]\ntrain: {epochs: 3}\n")
+    two.write_text("methods: [gem]\n")
+    words = ("--config", str(one), f"--config={two}")
+    with pytest.raises(ConfigError) as refused:
+        crossval(*words)
+    assert str(refused.value).startswith(f"methods stands in {one} and in {two}")
+    assert "each with its own `train:`" in str(refused.value)
+    values = crossval(*words, "--methods", "acmil")
+    assert (values["methods"], values["train"].epochs) == (["acmil"], 3)
+
+
+def test_the_command_line_counts_more_than_a_file_wherever_it_stands(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("methods: [abmil]\ntrain: {selection: validation}\n")
+    for words in (("--config", str(config), "--selection", "none"), ("--selection", "none", f"--config={config}")):
+        assert crossval(*words)["train"].selection == "none"
+
+
+def test_an_advertised_help_of_keys_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    helps = [(c, option) for c in cli.COMMANDS for option in _spellings(parser_of(c)) if option.endswith(".help")]
+    assert ("crossval", "methods.help") in helps
+    for command, option in helps:
+        with pytest.raises(SystemExit) as left:
+            run_cli(command, f"--{option}")
+        assert left.value.code == 0
+        assert f"--{option.removesuffix('help')}" in capsys.readouterr().out
+
+
+def test_a_help_of_keys_is_never_the_nearest_spelling() -> None:
+    with pytest.raises(ConfigError, match=r"'model'\. Did you mean 'methods'"):
+        crossval("--model", "abmil")
+    with pytest.raises(ConfigError) as refused:
+        crossval("--methods.halp", "abmil")
+    assert ".help'" not in str(refused.value)
 
 
 def test_wrong_type_and_missing_value_are_refused() -> None:
@@ -211,11 +308,6 @@ def texts(path: Path) -> Iterator[str]:
             yield "".join(part.value if isinstance(part, ast.Constant) else "..." for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
             yield node.value
-
-
-def parser_of(command: str) -> ArgumentParser:
-    module, function = cli.COMMANDS[command][0].split(":")
-    return parser_for(command, getattr(import_module(module), function))
 
 
 def takes(parser: ArgumentParser, flag: str) -> bool:

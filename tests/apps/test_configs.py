@@ -1,5 +1,6 @@
 """The example configurations are accepted as they are, say how to run them."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,11 @@ import yaml
 
 from apps.arguments import parse, parser_for
 from wsi_mil.fitting.spec import TrainSpec
+from wsi_mil.folding.folds import FoldSpec
 from wsi_mil.lookup import model_names, regulariser_names
 from wsi_mil.methods import rehearse, resolve_methods
 from wsi_mil.settings import override
+from wsi_mil.splits import make_folds
 from wsi_mil.stages.crossval import crossval
 from wsi_mil.tasks import class_task
 
@@ -18,6 +21,11 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 OF_METHODS = {path.stem: path for path in sorted((ROOT / "configs" / "methods").glob("*.yaml"))}
 TASK = class_task("label", ("normal", "tumour"))
+
+
+FEW = (
+    "# Below about 62 patients in the rarest class validation chooses nothing (under 10 a fold): add --selection none."
+)
 
 
 def parsed(path: Path) -> dict[str, Any]:
@@ -38,6 +46,19 @@ def test_an_example_is_accepted_and_documents_itself(path: Path) -> None:
     values = parsed(path)
     values["train"].check()
     assert resolve_methods(values["methods"])
+    assert (FEW in rest) == (values["train"].selection == "validation")
+
+
+def test_the_number_of_patients_below_which_validation_chooses_nothing_is_that_of_the_folds() -> None:
+    def fewest(patients: int) -> int:
+        labels = {f"{name}{i}": name for name in "xy" for i in range(patients)}
+        folds = make_folds(labels)
+        assert (len(folds), FoldSpec().n_folds) == (5, 5)
+        return min(sum(labels[p] == name for p in fold.validation) for fold in folds for name in "xy")
+
+    (least,) = map(int, re.findall(r"about (\d+) patients", FEW))
+    assert fewest(least) == 10
+    assert fewest(least - 2) < 10
 
 
 def test_every_example_is_of_a_method_or_plug_in_that_exists() -> None:

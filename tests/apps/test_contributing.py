@@ -29,6 +29,6 @@ def test_the_example_is_listed_with_the_others(tmp_path: Path) -> None:
     own.write_text(code.group(1))
     lines = listing("models", also=[own]).notes
     assert len(lines) == len(listing("models").notes) + 1
-    assert "Mean of the k highest tile logits" in lines[-1]
+    assert "Mean of the k highest tile logits" in lines[-2]  # the last one tells how to learn more
     with pytest.raises(ConfigError, match="--also"):
         listing("encoders", also=[own])

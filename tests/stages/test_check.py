@@ -1,5 +1,6 @@
 """`check` finds everything before the night, writes what needs a decision, and explains any file of ours."""
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from tiling.pipeline import tile_slide
 from tiling.slide import Slide
 from tiling.store import write_grid
 from wsi_mil.cohort import CohortSpec, find_sources, read_cohort
+from wsi_mil.contracts import _NEXT_STEPS, LAWS, law_name
 from wsi_mil.errors import CohortError, ConfigError
+from wsi_mil.laws import comparing
 from wsi_mil.models import mean_pool
 from wsi_mil.outcomes import Summary
 from wsi_mil.stages.check import check
@@ -268,13 +271,86 @@ def test_a_users_method_is_held_to_every_law(tmp_path):
     (tmp_path / "my_method.py").write_text(source)
     good = check(tmp_path / "my_method.py")
     assert good.exit_code == 0
-    assert "kept    ignores order" in notes(good)
+    assert "kept  ignores order" in notes(good)
     sees_neighbours = source.replace("segment_mean(hidden, batch.offsets)", "hidden.mean(0).expand(len(batch), -1)")
     (tmp_path / "bad_method.py").write_text(sees_neighbours)
     bad = check(tmp_path / "bad_method.py")
     assert bad.exit_code == 3
     assert {failure.outcome for failure in bad.failures} == {"law broken"}
     assert "ignores neighbours" in " ".join(failure.reason for failure in bad.failures)
+
+
+ORDERED = """
+import torch
+
+from wsi_mil.bags import segment_mean
+from wsi_mil.models._base import MILModel, MILOutput
+
+
+class Mine(MILModel):
+    summary = "a toy"
+    family = "pooling"
+    paper = "none"
+    score_kinds = ("probability",)
+
+    def __init__(self, *, in_dim: int, n_outputs: int, weight: float = 0.1) -> None:
+        super().__init__(in_dim=in_dim, n_outputs=n_outputs)
+        self.weight = weight
+        self.head = torch.nn.Linear(in_dim, n_outputs)
+
+    def forward(self, batch, *, generator=None):
+        place = torch.cat([torch.arange(n) for n in batch.lengths])[:, None]
+        scores = self.head(batch.features + self.weight * place)
+        logits = segment_mean(self.head(batch.features * (1 + self.weight * place)), batch.offsets)
+        return MILOutput(logits=logits, offsets=batch.offsets, instance_logits=scores)
+"""
+
+
+def told_of(path: Path, source: str) -> tuple[list[str], Summary]:
+    path.write_text(source)
+    summary = check(path)
+    return [failure.reason for failure in summary.failures], summary
+
+
+def test_a_broken_law_is_told_once_with_what_mends_it(tmp_path):
+    told, summary = told_of(tmp_path / "mine.py", ORDERED)
+    ours = [reason for reason in told if "ignores order" in reason]
+    assert len(ours) == 1
+    assert "logits of shuffled tiles: off by" in ours[0]
+    assert ours[0].endswith("Pool over the tiles of a bag, or say order_matters = True in the class.")
+    assert "ignores order" not in notes(summary)
+    assert len(told) + notes(summary).count("kept  ") == len(LAWS)
+
+
+def test_a_class_that_does_not_say_what_it_is_is_told_all_of_it_and_held_to_no_more(tmp_path):
+    silent = ORDERED.replace('    family = "pooling"\n', "").replace('    score_kinds = ("probability",)\n', "")
+    silent = silent.replace("weight: float = 0.1", "weight=0.1").replace("self.weight = weight", "self.other = weight")
+    told, summary = told_of(tmp_path / "mine.py", silent)
+    assert len(told) == 1
+    assert told[0].startswith("says what it is: the class does not say family, score_kinds; ")
+    assert "keyword-only and typed; not so: weight; not kept as attributes: weight. " in told[0]
+    assert "self.<name> = <name>" in told[0]
+    assert notes(summary).endswith(f"{len(LAWS) - 1} laws not tried: mend this first")
+    without_forward = ORDERED.replace("def forward", "def forwards").replace('    paper = "none"\n', "")
+    told, _ = told_of(tmp_path / "mine.py", without_forward)
+    assert len(told) == 1
+    assert "does not say paper; it cannot be built: TypeError: Can't instantiate abstract class Mine" in told[0]
+
+
+def test_one_error_that_breaks_many_laws_is_told_once(tmp_path):
+    told, _ = told_of(tmp_path / "mine.py", ORDERED.replace("* place)", "* place[:3])"))
+    raised = [reason for reason in told if "it raised RuntimeError: The size of tensor" in reason]
+    assert len(raised) == 1
+    assert raised[0].startswith("is well formed, sees no label, ")
+    greedy = ORDERED.replace("        return", "        scores[:5].topk(10, dim=0)\n        return")
+    told, _ = told_of(tmp_path / "mine.py", greedy)
+    assert told[0].endswith("out of range. Take at most as many tiles as the bag has, or say min_tiles in the class.")
+
+
+def test_every_next_step_is_about_words_that_its_law_says():
+    laws = {law_name(law): inspect.getsource(inspect.getmodule(law)) for law in LAWS}
+    said = "".join(inspect.getsource(inspect.getmodule(part)) for part in (comparing, *LAWS))
+    assert all(law == "" or (law in laws and words in said) for law, words, _ in _NEXT_STEPS)
 
 
 def test_what_is_not_there_or_holds_nothing_is_refused(tmp_path):

@@ -13,6 +13,7 @@ from wsi_mil.bags import (
     split,
     spread,
 )
+from wsi_mil.lookup import find_model
 
 OFFSETS = torch.tensor([0, 3, 4, 9])
 
@@ -51,6 +52,42 @@ def test_what_cannot_be_a_bag_or_a_batch_is_refused():
     bag = make_bag(3)
     with pytest.raises(ValueError, match="rows"):
         Bag(**{**vars(bag), "grid_xy": bag.grid_xy[:2]})
+
+
+def test_a_bag_of_plain_features_lies_on_a_square_unless_places_are_given():
+    features = torch.randn(10, 3)
+    bag = Bag.of(features, id="mine")
+    assert (bag.id, bag.slide_ids, bag.features is features) == ("mine", ("mine",), True)
+    assert bag.grid_xy.tolist() == [[i % 4, i // 4] for i in range(10)]
+    assert len({tuple(place) for place in bag.grid_xy.tolist()}) == 10
+    assert bag.slide_index.tolist() == [0] * 10
+    places = torch.tensor([[7, 1], [2, 5]])
+    assert torch.equal(Bag.of(features[:2], grid_xy=places).grid_xy, places)
+    assert pack([bag, Bag.of(features[:1])]).lengths == [10, 1]
+    with pytest.raises(ValueError, match="no instance"):
+        Bag.of(features[:0])
+    with pytest.raises(ValueError, match="rows"):
+        Bag.of(features, grid_xy=places)
+
+
+@pytest.mark.parametrize("given", [torch.randn(5, 4), [torch.randn(5, 4)], make_bag(3), [make_bag(3), "b"]])
+def test_only_a_list_of_bags_is_packed(given):
+    with pytest.raises(TypeError, match=r"list of bags, .* Bag.of\(features\)"):
+        pack(given)
+
+
+def test_features_without_a_row_for_each_tile_are_refused():
+    with pytest.raises(ValueError, match=r"features are \(n, d\), one row a tile, not \(2, 5, 4\)"):
+        Bag.of(torch.randn(2, 5, 4))
+
+
+def test_scores_asked_of_a_batch_are_refused_without_printing_tensors():
+    batch = pack([make_bag(3)])
+    model = find_model("abmil")(in_dim=4, n_outputs=2)
+    for arguments in ((batch, model(batch)), (model(batch), batch), ("attention", model(batch))):
+        with pytest.raises(TypeError, match="takes the model's MILOutput and a kind") as caught:
+            model.instance_scores(*arguments)
+        assert "tensor(" not in str(caught.value)
 
 
 def test_taking_rows_keeps_columns_together():

@@ -1,6 +1,7 @@
 """Laws about what a method says of itself and what it answers."""
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,22 +14,34 @@ from wsi_mil.models._base import MILModel, MILOutput
 
 
 def says_what_it_is(subject: Subject) -> str:
-    """The class says what it is, and keeps the parameters of its constructor as attributes of the same name."""
-    missing = [name for name in ("summary", "family", "paper", "score_kinds") if not getattr(subject.cls, name, None)]
-    if missing:
-        raise LawError(f"the class does not say {', '.join(missing)}")
+    """The class says what it is, and keeps the parameters of its constructor as attributes of the same name.
+
+    All that is missing is told at once.
+    """
     parameters = list(inspect.signature(subject.cls).parameters.values())
     loose = [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY]
     untyped = [p.name for p in parameters if p.annotation is inspect.Parameter.empty]
-    if loose or untyped:
-        raise LawError(f"parameters are keyword-only and typed; not so: {', '.join(loose + untyped)}")
-    model = replace(subject, wrap=None).model()
-    lost = [p.name for p in parameters if not hasattr(model, p.name)]
-    given = {"in_dim": IN_DIM, "n_outputs": 3, **subject.params}
-    lost += [name for name, value in given.items() if getattr(model, name, None) != value and name not in lost]
-    if lost:
-        raise LawError(f"not kept as attributes: {', '.join(lost)}")
+    names = ("summary", "family", "paper", "score_kinds")
+    faults = {
+        "the class does not say": [name for name in names if not getattr(subject.cls, name, None)],
+        "parameters are keyword-only and typed; not so:": list(dict.fromkeys(loose + untyped)),
+    }
+    try:
+        faults["not kept as attributes:"] = _lost(subject, [p.name for p in parameters])
+    except Exception as error:
+        faults["it cannot be built:"] = [f"{type(error).__name__}: {error}"]
+    told = [f"{fault} {', '.join(names)}" for fault, names in faults.items() if names]
+    if told:
+        raise LawError("; ".join(told))
     return f"{len(parameters)} parameters are kept"
+
+
+def _lost(subject: Subject, parameters: Sequence[str]) -> list[str]:
+    """The parameters that the model does not have, or not as they were given, as attributes."""
+    model = replace(subject, wrap=None).model()
+    lost = [name for name in parameters if not hasattr(model, name)]
+    given = {"in_dim": IN_DIM, "n_outputs": 3, **subject.params}
+    return lost + [name for name, value in given.items() if getattr(model, name, None) != value and name not in lost]
 
 
 def is_well_formed(subject: Subject) -> str:

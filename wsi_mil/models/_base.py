@@ -155,6 +155,9 @@ class MILModel(nn.Module, ABC):
         None takes the predicted class of each bag, or the mean over all attention columns.
         Raises ValueError for a kind or an index that the method does not have.
         """
+        if not isinstance(output, MILOutput) or not isinstance(kind, str):
+            given = f"{type(output).__name__} and {type(kind).__name__}"
+            raise TypeError(f"instance_scores takes the model's MILOutput and a kind such as 'attention', not {given}")
         if kind not in self.score_kinds:
             raise ValueError(f"{type(self).__name__} has no {kind!r} scores, only {', '.join(self.score_kinds)}")
         if kind == "attention":
@@ -303,6 +306,11 @@ class Regulariser(Objective):
 
     Subclasses are final, one a file in `wsi_mil/regularisers`; they give `check` and `terms`.
     """
+
+    summary: ClassVar[str] = ""
+    """One line for `wsi-mil list regularisers`; the docstring's first line says it too."""
+    paper: ClassVar[str] = ""
+    """Where it comes from, as for MILModel."""
 
     def __init__(self, inner: Objective) -> None:
         super().__init__()
