@@ -1,5 +1,6 @@
 """The wheel holds the three packages and all they need, and works from any folder."""
 
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -17,7 +18,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in filter(None, names.split("\0")):
         if name.split("/")[0] in {"wsi_mil", "tiling", "apps", "pyproject.toml", "README.md", "LICENSE"}:
             (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
+            shutil.copytree(ROOT / name, source / name) if (ROOT / name).is_dir() else shutil.copy(
+                ROOT / name, source / name
+            )
     out = tmp_path_factory.mktemp("wheel")
     words = [
         sys.executable,
@@ -52,6 +55,8 @@ def test_it_holds_exactly_the_three_packages_with_their_data(wheel: Path) -> Non
         "wsi_mil/report/style.css",
         "wsi_mil/report/sections/summary.html",
         "wsi_mil/report/kinds/chapter.html",
+        "wsi_mil/configs/small_cohort.yaml",
+        "wsi_mil/configs/methods/acmil.yaml",
         "wsi_mil/py.typed",
         "tiling/py.typed",
     ):
@@ -66,7 +71,11 @@ def test_it_works_from_any_folder(wheel: Path, tmp_path: Path) -> None:
         "from apps.cli import main; import wsi_mil, tiling; "
         "assert 'site' in wsi_mil.__file__ and 'site' in tiling.__file__; sys.exit(main())"
     )
-    for words, said in ((["list", "models"], "acmil"), (["list", "encoders"], "ImageNet")):
+    for words, said in (
+        (["list", "models"], "acmil"),
+        (["list", "encoders"], "ImageNet"),
+        (["list", "models", "acmil"], "acmil.yaml"),
+    ):
         command = [sys.executable, "-c", code, str(tmp_path / "site"), *words]
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+import wsi_mil
 from tiling.atomic import write_text
 from wsi_mil.errors import ConfigError
 from wsi_mil.outcomes import Summary
@@ -93,7 +94,9 @@ def _files(name: str, plug_in: type) -> dict[str, str]:
     """Where a method or plug-in of this project lies, and the file that shows settings; a user's own has its path."""
     if not plug_in.__module__.startswith("wsi_mil."):
         return {}
-    return {"file": f"{plug_in.__module__.replace('.', '/')}.py", "settings": f"configs/methods/{name}.yaml"}
+    package = Path(wsi_mil.__file__).parent
+    file = package.parent.joinpath(*plug_in.__module__.split(".")).with_suffix(".py")
+    return {"file": str(file), "settings": str(package / "configs" / "methods" / f"{name}.yaml")}
 
 
 def _page() -> str:
