@@ -18,9 +18,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in filter(None, names.split("\0")):
         if name.split("/")[0] in {"wsi_mil", "tiling", "apps", "pyproject.toml", "README.md", "LICENSE"}:
             (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(ROOT / name, source / name) if (ROOT / name).is_dir() else shutil.copy(
-                ROOT / name, source / name
-            )
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy  # the link to configs is a folder
+            copy(ROOT / name, source / name)
     out = tmp_path_factory.mktemp("wheel")
     words = [
         sys.executable,
