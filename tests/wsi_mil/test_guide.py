@@ -12,7 +12,10 @@ import yaml
 from wsi_mil.encoders import encoder_names, find_declaration
 from wsi_mil.errors import ConfigError
 from wsi_mil.fitting.spec import TrainSpec
-from wsi_mil.guide import RENEW, addresses, linked, methods_page, model_lines, regulariser_lines, settings, year_of
+from wsi_mil.guide.cards import model_lines, regulariser_lines
+from wsi_mil.guide.facts import addresses, linked, year_of
+from wsi_mil.guide.page import RENEW, methods_page
+from wsi_mil.guide.signatures import settings
 from wsi_mil.lookup import find_model, find_regulariser, model_names, regulariser_names
 from wsi_mil.methods import MethodSpec, resolve_methods
 from wsi_mil.models.mean_pool import MeanPool

@@ -46,14 +46,14 @@ def listing(
 
 
 def _models(also: list[Path]) -> list[str]:
-    from wsi_mil.guide import model_lines
+    from wsi_mil.guide.cards import model_lines
     from wsi_mil.lookup import find_model, model_names
 
     return model_lines({name: find_model(name) for name in [*model_names(), *map(str, also)]})
 
 
 def _model(name: str) -> list[str]:
-    from wsi_mil.guide import model_card
+    from wsi_mil.guide.cards import model_card
     from wsi_mil.lookup import find_model, find_regulariser, regulariser_names
 
     model = find_model(name)
@@ -62,14 +62,14 @@ def _model(name: str) -> list[str]:
 
 
 def _regularisers() -> list[str]:
-    from wsi_mil.guide import regulariser_lines
+    from wsi_mil.guide.cards import regulariser_lines
     from wsi_mil.lookup import find_regulariser, regulariser_names
 
     return regulariser_lines({name: find_regulariser(name) for name in regulariser_names()})
 
 
 def _regulariser(name: str) -> list[str]:
-    from wsi_mil.guide import regulariser_card
+    from wsi_mil.guide.cards import regulariser_card
     from wsi_mil.lookup import find_regulariser, model_names
 
     plug_in = find_regulariser(name)
@@ -100,7 +100,7 @@ def _files(name: str, plug_in: type) -> dict[str, str]:
 
 
 def _page() -> str:
-    from wsi_mil.guide import methods_page
+    from wsi_mil.guide.page import methods_page
     from wsi_mil.lookup import find_model, find_regulariser, model_names, regulariser_names
 
     models = {name: find_model(name) for name in model_names()}
@@ -115,6 +115,6 @@ def _encoders() -> list[str]:
 
 def _encoder(name: str) -> list[str]:
     from wsi_mil.encoders import find_declaration
-    from wsi_mil.guide import encoder_card
+    from wsi_mil.guide.cards import encoder_card
 
     return encoder_card(name, find_declaration(name))
