@@ -79,7 +79,10 @@ def load_file(path: Path) -> ModuleType:
     Raises ConfigError when it is not there, or cannot be imported.
     """
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file; give the path of a Python file, or one of the names without '.py'")
+        raise ConfigError(
+            f"{path}: no such file (a path counts from the folder where the command is given); give the path of a "
+            "Python file, or one of the names without '.py'"
+        )
     digest = hashlib.sha256(str(path.resolve()).encode() + b"\0" + path.read_bytes()).hexdigest()[:12]
     name = f"wsi_mil_plugin_{path.stem}_{digest}"
     if name in sys.modules:

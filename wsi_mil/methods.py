@@ -115,7 +115,8 @@ def build(
 
 
 def rehearse(spec: MethodSpec, *, in_dim: int, task: Task, bags_per_step: int) -> None:
-    """Take one loss on small made-up bags, so that a method that cannot work fails before the long run.
+    """Take a loss on small made-up bags, as at the start of training and near its end, when nothing warms up any more,
+    so that a method that cannot work fails before the long run.
 
     Raises ConfigError with the method's own words.
     """
@@ -128,9 +129,13 @@ def rehearse(spec: MethodSpec, *, in_dim: int, task: Task, bags_per_step: int) -
         bags = [_made_up(f"bag{i}", tiles, in_dim, generator) for i in range(max(2, len(task.classes)))]
         values = np.arange(len(bags), dtype=np.float64)[:, None].repeat(task.n_values, axis=1)
         target = task.tensor(values % 2 if len(bags) == 2 else values)
-        progress = Progress(step=0, total_steps=1, generator=generator)
-        terms = objective.train().loss(model.train(), pack(bags), target, progress)
-        torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+        for step in (0, 9):
+            progress = Progress(step=step, total_steps=10, generator=generator)
+            terms = objective.train().loss(model.train(), pack(bags), target, progress)
+            loss = torch.stack(list(terms.values())).sum()
+            if not loss.isfinite():
+                raise ConfigError("its loss is not finite on made-up bags; look at its params and objective.")
+            loss.backward()  # type: ignore[no-untyped-call]
     except UserError as error:
         raise ConfigError(f"method {spec.shown}: {error}") from error
     except Exception as error:

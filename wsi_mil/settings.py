@@ -86,6 +86,8 @@ def _in_words(wanted: Any) -> str:
         return f"{_in_words(parts[0])}, {', '.join(str(extra) for extra in parts[1:])}"
     if origin in (Union, UnionType):
         return " or ".join(sorted(map(_in_words, parts), key="None".__ne__))
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, parts))}"
     if wanted is NoneType:
         return "None"
     return wanted.__name__ if inspect.isclass(wanted) and not parts else str(wanted).replace("typing.", "")
@@ -106,6 +108,8 @@ def _converted(value: Any, wanted: Any) -> Any:
     if origin is Literal:
         return value if value in parts else _refuse(value)
     if origin in (tuple, list) and not isinstance(value, str):
+        if origin is tuple and Ellipsis not in parts and len(value) != len(parts):
+            _refuse(value)
         return origin(_converted(item, parts[0]) for item in value)
     if wanted is float and not isinstance(value, bool):
         return float(value)  # a string too: YAML takes 1e-4 for one

@@ -85,6 +85,29 @@ def test_a_regulariser_that_makes_no_sense_on_a_method_fails_before_training():
         rehearse(parse_method("mean_pool+aem"), in_dim=8, task=TASK, bags_per_step=4)
 
 
+LATE = """
+from wsi_mil.models._base import BagObjective
+from wsi_mil.models.mean_pool import MeanPool
+
+
+class Late(MeanPool):
+    def objective(self, criterion):
+        return Grows(criterion)
+
+
+class Grows(BagObjective):
+    def loss(self, model, batch, target, progress):
+        return {"bag": super().loss(model, batch, target, progress)["bag"] / float(progress.step < 5 or "nan")}
+"""
+
+
+def test_a_loss_that_breaks_late_in_training_is_seen_before_it(tmp_path):
+    path = tmp_path / "late.py"
+    path.write_text(LATE)
+    with pytest.raises(ConfigError, match="not finite on made-up bags"):
+        rehearse(MethodSpec(name=str(path)), in_dim=8, task=TASK, bags_per_step=4)
+
+
 def test_training_settings_of_one_method_are_checked():
     assert override(TrainSpec(), {"epochs": 3, "lr": 1}, where="x") == TrainSpec(epochs=3, lr=1.0)
     with pytest.raises(ConfigError, match="Did you mean 'epochs'"):

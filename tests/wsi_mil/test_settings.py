@@ -52,6 +52,7 @@ def test_a_setting_that_does_not_fit_its_type_is_refused(value, wanted):
         ("inf", Finite),
         (0, Count | None),
         ([4, 0], tuple[Count, ...]),
+        ([0.1], tuple[float, float]),
     ],
 )
 def test_a_setting_out_of_its_range_is_refused(value, wanted):
@@ -81,5 +82,11 @@ def test_a_refusal_says_the_range():
         typed(method, {"rate": 1.5}, where="x")
     with pytest.raises(ConfigError, match=r"width is 0; it must be None or int, at least 1\."):
         typed(method, {"width": 0}, where="x")
+
+    def choice(mode: Literal["one", "two"] = "one"):
+        return mode
+
+    with pytest.raises(ConfigError, match="mode is 'three'; it must be one of 'one', 'two'"):
+        typed(choice, {"mode": "three"}, where="x")
     with pytest.raises(ConfigError, match=r"there is no setting 'rat'.*Did you mean 'rate'"):
         typed(method, {"rat": 1}, where="x")
