@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 from wsi_mil.bags import Bag, BagBatch, pack
+from wsi_mil.errors import ConfigError
+from wsi_mil.methods import MethodSpec, build, resolve_methods
 from wsi_mil.models._base import Criterion, MILModel, Objective, Progress
 from wsi_mil.tasks import class_task
 
@@ -57,6 +60,21 @@ def close() -> Callable[[Tensor, Tensor], None]:
     def check(ours: Tensor, theirs: Tensor, tolerance: float = 1e-5) -> None:
         ours = ours.detach()
         torch.testing.assert_close(ours, theirs.to(ours.dtype).reshape(ours.shape), rtol=tolerance, atol=tolerance)
+
+    return check
+
+
+@pytest.fixture
+def refused() -> Callable[..., None]:
+    """Settings that a study refuses: out of the range that a signature says, or against the method's own rules."""
+
+    def check(name: str, said: str = "", **settings: dict[str, Any]) -> None:
+        def ask() -> None:
+            (spec,) = resolve_methods([MethodSpec(name=name, **settings)])
+            build(spec, in_dim=8, task=class_task("y", ("a", "b")), seed=0)
+
+        with pytest.raises(ConfigError, match=said):
+            ask()
 
     return check
 

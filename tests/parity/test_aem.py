@@ -122,7 +122,5 @@ def test_methods_without_attention_are_refused_before_training(method, criterion
 
 
 @pytest.mark.parametrize("wrong", [{"schedule": "linear"}, {"top_k": 0}])
-def test_wrong_settings_are_refused(wrong, criterion):
-    inner = find_model("abmil")(in_dim=6, n_outputs=2).objective(criterion(2))
-    with pytest.raises(ConfigError):
-        find_regulariser("aem")(inner, **wrong)
+def test_wrong_settings_are_refused(wrong, refused):
+    refused("abmil", next(iter(wrong)), regularisers={"aem": wrong})

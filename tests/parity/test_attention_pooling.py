@@ -1,5 +1,7 @@
 """Efficient probing, SimPool, adaptive pooling, class attention: queries that look at frozen features."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -29,7 +31,7 @@ def test_efficient_probing_and_all_gradients(form, queries, width, vectors, batc
 
 @pytest.mark.parametrize(("in_dim", "queries"), [(1024, 32), (768, 32), (166, 2), (7, 7), (1, 1)])
 def test_efficient_probing_fits_any_width(in_dim, queries):
-    assert find_model("efficient_probing")(in_dim=in_dim, n_outputs=2).queries == queries
+    assert len(find_model("efficient_probing")(in_dim=in_dim, n_outputs=2).query) == queries
 
 
 def test_efficient_probing_with_bias_and_given_head(batch_of):
@@ -269,6 +271,25 @@ def test_class_queries_equal_a_plain_decoder(batch_of):
             z = layer.norms[1](z + layer.out(seen))
             z = layer.norms[2](z + layer.forward_layers(z))
         torch.testing.assert_close(output.logits[i], model.head(z)[:, 0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [("class_queries", {}), ("class_attention", {"per_class": True}), ("set_transformer", {"per_class": True})],
+)
+def test_what_is_drawn_is_the_attention_of_the_predicted_class_over_its_heads(method, params, heads, batch_of):
+    torch.manual_seed(0)
+    model = find_model(method)(in_dim=5, n_outputs=3, hidden=8, heads=heads, **params).eval()
+    output = model(batch_of(*(3 * torch.randn(8, 6, 5))))
+    output = replace(output, logits=torch.eye(3)[torch.arange(8) % 3])  # each class is predicted
+    of_classes = output.attention.reshape(48, 3, heads).mean(dim=2)
+    wanted = torch.cat([rows[:, i % 3] for i, rows in enumerate(of_classes.split(6))])
+    torch.testing.assert_close(model.instance_scores(output, "attention"), wanted)
+    for c in range(3):
+        torch.testing.assert_close(model.instance_scores(output, "attention", c), of_classes[:, c])
+    names = [column.name for column in model.score_columns(("a", "b", "c"))]
+    assert names == ["attention", "attention:a", "attention:b", "attention:c"]
 
 
 def test_latent_attention_equals_its_equation_and_is_additive(batch_of):

@@ -33,6 +33,13 @@ def test_outputs_and_instance_losses(method, classes, subtyping, vectors, batch_
         close(sum(terms_of(objective, model, batch, target).values()), c[f"total_y{y}"])
 
 
+@pytest.mark.parametrize(("method", "classes"), [("clam_sb", 2), ("clam_mb", 3)])
+def test_weights_without_instance_classifiers_are_refused_with_the_way_on(method, classes, vectors):
+    published = {key: value for key, value in vectors(method).under(f"w_c{classes}/").items() if "instance" not in key}
+    with pytest.raises(ConfigError, match=r"no instance_classifiers.*add zeros for each class"):
+        find_model(method).from_official(published)
+
+
 @pytest.mark.parametrize(("method", "classes", "subtyping"), CASES)
 def test_the_chosen_tiles_are_the_published_ones(method, classes, subtyping, vectors, batch_of, criterion):
     v = vectors(method)
@@ -194,9 +201,8 @@ def test_the_other_form_is_refused_by_its_keys():
 
 
 @pytest.mark.parametrize("wrong", [{"instance_loss": "hinge"}, {"overlap": "some"}, {"k_sample": 0}, {"bag_weight": 2}])
-def test_wrong_settings_are_refused(wrong, criterion):
-    with pytest.raises(ConfigError):
-        find_model("clam_sb")(in_dim=6, n_outputs=2).objective(criterion(2), **wrong)
+def test_wrong_settings_are_refused(wrong, refused):
+    refused("clam_sb", next(iter(wrong)), objective=wrong)
     with pytest.raises(ConfigError, match="n_outputs=1"):
         find_model("clam_sb")(in_dim=6, n_outputs=1)
 

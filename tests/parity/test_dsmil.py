@@ -127,13 +127,10 @@ def test_checkpoints_with_a_network_inside(vectors):
     find_model("dsmil").from_official(weights, ignore=("i_classifier.feature_extractor.*",))
 
 
-def test_wrong_settings_are_refused(criterion):
-    model = find_model("dsmil")(in_dim=6, n_outputs=2)
+def test_wrong_settings_are_refused(refused):
     for wrong in ({"loss": "mse"}, {"max_weight": -1}):
-        with pytest.raises(ConfigError):
-            model.objective(criterion(2), **wrong)
-    with pytest.raises(ConfigError, match="prediction"):
-        find_model("dsmil")(in_dim=6, n_outputs=2, prediction="max")
+        refused("dsmil", next(iter(wrong)), objective=wrong)
+    refused("dsmil", "prediction", params={"prediction": "max"})
 
 
 @pytest.mark.parametrize(

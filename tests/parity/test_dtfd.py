@@ -191,9 +191,8 @@ def test_keys_without_a_place_are_named(vectors):
 
 
 @pytest.mark.parametrize("wrong", [{"distillation": "Max"}, {"n_groups": 0}, {"n_distilled": 0}, {"rank_by": "first"}])
-def test_wrong_settings_are_refused(wrong):
-    with pytest.raises(ConfigError):
-        find_model("dtfd")(in_dim=6, n_outputs=2, **wrong)
+def test_wrong_settings_are_refused(wrong, refused):
+    refused("dtfd", next(iter(wrong)), params=wrong)
 
 
 @pytest.mark.parametrize(

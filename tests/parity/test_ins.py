@@ -10,6 +10,7 @@ from wsi_mil.bags import pack
 from wsi_mil.contracts import make_bag
 from wsi_mil.errors import ConfigError
 from wsi_mil.lookup import find_model
+from wsi_mil.methods import MethodSpec, build
 from wsi_mil.models._base import Progress
 from wsi_mil.models.ins import info_nce, supervised_contrast
 from wsi_mil.tasks import class_task
@@ -210,6 +211,22 @@ def test_the_queue_wraps_and_holds_the_newest(made):
     assert objective.queue[2, 0].item() == 17
 
 
+def test_keys_see_what_a_plug_in_makes_of_the_tiles():
+    spec = MethodSpec(
+        name="ins",
+        params={"dropout": 0.0, "hidden": 8, "projection_dim": 6},
+        objective={"view": "none", "queue": 12, "key_momentum": 1.0},
+        regularisers={"sm": {"alpha": 0.6}},
+    )
+    model, objective = build(spec, in_dim=32, task=class_task("y", ("a", "b")), seed=0)
+    batch = pack([make_bag(7, seed=0), make_bag(5, seed=1)])
+    objective.loss(model.train(), batch, torch.tensor([0, 1]), at(0))
+    same = model.eval()(batch).auxiliary["projection"]  # the key network is still the model, and so are the views
+    torch.testing.assert_close(objective.inner.queue, same)
+    unsmoothed = model.project(model.encode(batch.features))
+    assert not torch.allclose(same, unsmoothed, atol=1e-3)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 1.0])
 def test_the_key_network_is_frozen_or_the_model_itself_at_the_ends(momentum, made):
     model, objective = made(key_momentum=momentum)
@@ -333,8 +350,11 @@ def test_five_percent_of_witnesses_are_found_better_than_by_labels_of_bags():
     assert found[False] > found[True]
 
 
-def test_what_cannot_be_is_refused():
-    for params in ({"pool": "median"}, {"trunk": "cnn"}, {"n_outputs": 1}, {"top_share": 0.0}):
-        with pytest.raises(ConfigError, match="ins:"):
-            find_model("ins")(**({"in_dim": 4, "n_outputs": 2} | params))
+def test_what_cannot_be_is_refused(refused):
+    for params in ({"pool": "median"}, {"trunk": "cnn"}, {"top_share": 0.0}):
+        refused("ins", f"ins.*{next(iter(params))}", params=params)
+    for settings in ({"queue": 0}, {"view": "blur"}, {"view_strength": [0.1, 1.0]}):
+        refused("ins", f"ins.*{next(iter(settings))}", objective=settings)
+    with pytest.raises(ConfigError, match="ins:"):
+        find_model("ins")(in_dim=4, n_outputs=1)
     assert math.isclose(find_model("ins")(in_dim=4, n_outputs=2).dropout, 0.1)

@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from wsi_mil.errors import ConfigError
-from wsi_mil.lookup import find_model, find_regulariser
 from wsi_mil.methods import build, parse_method
 from wsi_mil.models import _mammoth
+from wsi_mil.models._anchor import Anchor
 from wsi_mil.models._base import Progress
 from wsi_mil.models._mammoth import MammothLayer, low_rank
+from wsi_mil.models.mhim import MhimObjective
 from wsi_mil.tasks import class_task
 
 FILES = ["mammoth_slots", "mammoth_tiles", "mammoth_rms"]
@@ -152,18 +153,38 @@ def test_other_terms_see_slots_wherever_they_stand(methods, batch_of):
     assert sorted(map(id, model.parameters())) == sorted(id(p) for group in groups for p in group["params"])
 
 
+def copy_kept_by(objective):
+    """The tensors of the anchor or the teacher that an objective keeps, wherever it is wrapped."""
+    for part in objective.modules():
+        if isinstance(part, Anchor):
+            return {name: tensor.clone() for name, tensor in part.tensors.items()}
+        if isinstance(part, MhimObjective):
+            return {name: tensor.clone() for name, tensor in part.teacher.state_dict().items()}
+    raise AssertionError("no slow copy")
+
+
 @pytest.mark.parametrize("methods", ["abmil+anchor+mammoth", "abmil+mammoth+anchor", "asmil+mammoth", "mhim+mammoth"])
 def test_slow_copies_work_behind_the_layer(methods, batch_of):
-    model, objective = build(parse_method(methods), in_dim=32, task=TASK, seed=0)
-    batch, before = batch_of(torch.randn(9, 32), torch.randn(4, 32)), [p.clone() for p in model.parameters()]
+    spec = parse_method(methods)
+    spec.regularisers.get("anchor", spec.objective)["momentum"] = 0.5
+    model, objective = build(spec, in_dim=32, task=TASK, seed=0)
+    batch = batch_of(torch.randn(9, 32), torch.randn(4, 32))
     optimizer = torch.optim.SGD(objective.parameter_groups(model), lr=0.1)
+    before = copy_kept_by(objective)
     for _ in range(2):
         optimizer.zero_grad()
         terms = objective.loss(model.train(), batch, torch.tensor([0, 1]), progress())
         torch.stack(list(terms.values())).sum().backward()
         optimizer.step()
         objective.after_optimizer_step(model, batch, 0.1)
-    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    after = copy_kept_by(objective)
+    whole = methods == "abmil+mammoth+anchor"  # which holds the layer too
+    model_now = (model if whole else model.behind).state_dict()
+    assert after.keys() == before.keys() == model_now.keys()
+    far = {name for name, now in model_now.items() if (now - before[name]).abs().max() > 1e-3}
+    assert any(name.endswith("head.weight") for name in far)
+    for name in far:  # the copy began as the model and follows it
+        assert not torch.equal(after[name], before[name]), name
 
 
 def test_a_method_without_a_first_layer_gets_one_in_front(batch_of):
@@ -182,10 +203,8 @@ def test_slots_have_no_places(methods):
 
 
 @pytest.mark.parametrize("wrong", [{"heads": 3}, {"experts": 0}, {"slot_dim": 7, "heads": 2}, {"rank": 0}])
-def test_wrong_settings_are_refused(wrong, criterion):
-    model = find_model("abmil")(in_dim=32, n_outputs=2)
-    with pytest.raises(ConfigError):
-        find_regulariser("mammoth")(model.objective(criterion(2)), **wrong).change(model)
+def test_wrong_settings_are_refused(wrong, refused):
+    refused("abmil", next(iter(wrong)), regularisers={"mammoth": wrong})
 
 
 def test_an_optimiser_of_the_method_s_own_moves_the_layer_too():

@@ -2,7 +2,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from wsi_mil.errors import ConfigError
 from wsi_mil.lookup import find_model
 
 FORMS = {
@@ -44,6 +43,19 @@ def test_attention_is_a_score_of_its_own(vectors, batch_of, close):
     weights = v["att_logits"].softmax(dim=1)
     close(output.attention, weights.flatten(0, 1), 1e-12)
     close(model.instance_scores(output, "attention", 2), weights[..., 2].flatten(), 1e-12)
+
+
+def test_what_is_drawn_is_the_attention_of_the_predicted_class(batch_of):
+    torch.manual_seed(0)
+    model = injected("prob_attention", 3)
+    output = model(batch_of(*torch.randn(4, 5, 6).double()))
+    predicted = output.logits.argmax(dim=1)
+    assert len(predicted.unique()) > 1
+    wanted = torch.cat([rows[:, c] for rows, c in zip(output.attention.split(5), predicted, strict=True)])
+    assert torch.equal(model.instance_scores(output, "attention"), wanted)
+    columns = [column for column in model.score_columns(("a", "b", "c")) if column.kind == "attention"]
+    assert [column.name for column in columns] == ["attention", "attention:a", "attention:b", "attention:c"]
+    assert len([c for c in injected("prob_attention", 1).score_columns(("a", "b")) if c.kind == "attention"]) == 1
 
 
 @pytest.mark.parametrize("n", [1, 2, 50])
@@ -89,10 +101,10 @@ def test_exclusive_classes_are_given_that_one_is_true(batch_of):
     torch.testing.assert_close(logits.softmax(dim=0), alone / alone.sum())
 
 
-def test_training_starts_at_the_prior(batch_of):
+def test_training_starts_at_the_prior(batch_of, refused):
     torch.manual_seed(0)
     model = find_model("prob_linear_softmax")(in_dim=4, n_outputs=1, prior=0.01)
     output = model(batch_of(torch.zeros(9, 4)))
     assert output.logits.sigmoid().item() == pytest.approx(0.01)
-    with pytest.raises(ConfigError, match="prior"):
-        find_model("prob_max")(in_dim=4, n_outputs=1, prior=1.0)
+    for prior in (0.0, 1.0):
+        refused("prob_max", "prior", params={"prior": prior})

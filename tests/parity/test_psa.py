@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from wsi_mil.bags import pack
-from wsi_mil.errors import ConfigError
 from wsi_mil.lookup import find_model
 from wsi_mil.models import psa
 from wsi_mil.models._base import Progress
@@ -173,6 +172,5 @@ def test_one_training_step_moves_the_radii(placed, criterion):
 
 
 @pytest.mark.parametrize("wrong", [{"decay": "linear"}, {"ties": "random"}, {"depth": 0}])
-def test_wrong_settings_are_refused(wrong):
-    with pytest.raises(ConfigError):
-        find_model("psa")(in_dim=8, n_outputs=2, **wrong)
+def test_wrong_settings_are_refused(wrong, refused):
+    refused("psa", next(iter(wrong)), params=wrong)

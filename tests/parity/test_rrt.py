@@ -186,6 +186,5 @@ def test_large_windows_are_refused_with_enough_regions(batch_of):
 
 
 @pytest.mark.parametrize("wrong", [{"epeg": 4}, {"hidden": 20}, {"order": "random"}, {"layers": 0}])
-def test_wrong_settings_are_refused(wrong):
-    with pytest.raises(ConfigError):
-        find_model("rrt")(in_dim=8, n_outputs=2, **wrong)
+def test_wrong_settings_are_refused(wrong, refused):
+    refused("rrt", next(iter(wrong)), params=wrong)

@@ -167,9 +167,8 @@ def test_nearest_tiles_on_the_grid_are_those_of_all_distances():
 
 
 @pytest.mark.parametrize("wrong", [{"alpha": 1.0}, {"steps": 0}, {"mode": "fast"}, {"where": "never"}])
-def test_wrong_settings_are_refused(wrong):
-    with pytest.raises(ConfigError):
-        find_model("smabmil")(in_dim=4, n_outputs=1, **wrong)
+def test_wrong_settings_are_refused(wrong, refused):
+    refused("smabmil", next(iter(wrong)), params=wrong)
 
 
 def test_weights_without_a_coefficient_need_the_alpha(vectors):

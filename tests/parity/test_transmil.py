@@ -20,28 +20,28 @@ def test_whole_network(n, published, vectors, batch_of, close):
     v = vectors("transmil")
     assert (published.heads, published.landmarks, published.hidden) == (8, 32, 64)
     output = published(batch_of(v[f"N{n}_x"][0]))
-    close(output.logits, v[f"N{n}_logits"], 1e-4)
-    close(output.logits.softmax(dim=1), v[f"N{n}_prob"], 1e-4)
+    close(output.logits, v[f"N{n}_logits"])
+    close(output.logits.softmax(dim=1), v[f"N{n}_prob"])
 
 
 def test_bags_are_answered_as_if_alone(published, vectors, batch_of, close):
     v = vectors("transmil")
     output = published(batch_of(*v["batch2_x"]))
-    close(output.logits[0], v["batch2_first_alone_logits"], 1e-4)
+    close(output.logits[0], v["batch2_first_alone_logits"])
     assert (output.logits - v["batch2_logits"]).abs().max() > 1e-4
 
 
 def test_attention_layer_and_the_class_tokens_row(published, vectors, close):
     v = vectors("transmil")
     out, seen = published.layers[0].attention(v["nystrom_in"][0])
-    close(out, v["nystrom_out"], 1e-4)
-    close(seen, v["nystrom_attn"][0, :, -40, -40:], 1e-4)
+    close(out, v["nystrom_out"])
+    close(seen, v["nystrom_attn"][0, :, -40, -40:])
 
 
 def test_position_encoding_and_pseudoinverse(published, vectors, close):
     v = vectors("transmil")
-    close(published.position(v["ppeg_in"][0], 5), v["ppeg_out_5x5"], 1e-4)
-    close(iterative_pinv(v["pinv_in"][0], 6), v["pinv_out_it6"], 1e-4)
+    close(published.position(v["ppeg_in"][0], 5), v["ppeg_out_5x5"])
+    close(iterative_pinv(v["pinv_in"][0], 6), v["pinv_out_it6"])
 
 
 @pytest.mark.parametrize("n", [1, 3, 12, 40])

@@ -14,7 +14,6 @@ Where published code and paper differ, and what is taken here:
 Differs on purpose: tiles that a method hides in training (masked logits) are left out of the target.
 """
 
-import math
 from typing import Any, Literal
 
 import torch
@@ -24,6 +23,7 @@ from torch.func import functional_call
 from wsi_mil.bags import BagBatch, full_precision, no_autocast, split
 from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import MILModel, MILOutput, recorded_outputs
+from wsi_mil.settings import Amount, Positive, Share, Weight
 
 Kind = Literal["ema", "frozen", "uniform"]
 Scaling = Literal["sum", "released"]
@@ -34,16 +34,11 @@ class Anchor(nn.Module):
     """The slow copy, its state and its term. The state is there from `start` on, and is part of the checkpoint."""
 
     def __init__(
-        self, *, weight: float, momentum: float, temperature: float, kind: Kind, scaling: Scaling, warm_up: int
+        self, *, weight: Weight, momentum: Share, temperature: Positive, kind: Kind, scaling: Scaling, warm_up: Amount
     ) -> None:
         super().__init__()
         if kind not in ("ema", "frozen", "uniform") or scaling not in ("sum", "released"):
             raise ConfigError(f"anchor: kind={kind!r}, scaling={scaling!r}; ema, frozen or uniform; sum or released")
-        if not 0 <= momentum <= 1 or temperature <= 0 or warm_up < 0:
-            raise ConfigError(
-                f"anchor: momentum={momentum}, temperature={temperature}, warm_up={warm_up}; the momentum lies in "
-                f"[0, 1], the temperature above 0, and the steps of warm-up from 0"
-            )
         self.weight, self.momentum, self.temperature = weight, momentum, temperature
         self.kind, self.scaling, self.warm_up = kind, scaling, warm_up
         self.tensors: dict[str, Tensor] = {}
@@ -110,10 +105,10 @@ class Anchor(nn.Module):
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """One step of the moving average; during the warm-up the anchor follows the model."""
+        """Count the step, and take one of the moving average; during the warm-up that follows the model."""
+        self.steps += 1  # of every kind: the warm-up of an anchor that does not move ends too
         if self.kind != "ema":
             return
-        self.steps += 1
         if self.steps <= self.warm_up:
             self.replace(model)
             return
@@ -136,10 +131,3 @@ def normalised_sigmoid(logits: Tensor, shown: Tensor | None = None) -> Tensor:
     weights = logits.sigmoid()
     weights = weights if shown is None else torch.where(shown, weights, 0)
     return weights / (weights.sum(dim=0) + _EPSILON)
-
-
-def jensen_shannon(one: Tensor, other: Tensor, offsets: Tensor) -> Tensor:
-    """(b, m) divergence of two attentions (total, m) of the same tiles, in [0, ln 2]: how far attention has moved."""
-    mixed = (one + other) / 2
-    gain = torch.special.entr(mixed) - (torch.special.entr(one) + torch.special.entr(other)) / 2
-    return torch.stack([rows.sum(dim=0) for rows in split(gain, offsets)]).clamp(0, math.log(2))

@@ -89,7 +89,7 @@ def check_norm(method: str, kind: str) -> None:
 
 def check_heads(method: str, width: int, heads: int) -> None:
     """Raises ConfigError when a width does not split into heads."""
-    if heads < 1 or width % heads:
+    if width % heads:
         raise ConfigError(f"{method}: a width of {width} does not split into {heads} heads; give a multiple")
 
 

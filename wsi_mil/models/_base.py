@@ -219,12 +219,13 @@ class MILModel(nn.Module, ABC):
         return found
 
     def _attention_scores(self, output: MILOutput, index: int | None) -> Tensor:
-        """(total,) the mean over all columns of attention (of classes: the predicted one), or of one part."""
+        """(total,) the mean over all columns of attention (of classes: the predicted one's), or of one part."""
         if output.attention is None:
             raise ValueError(f"{type(self).__name__} declares attention scores, but its output has none")
         if index is None and self.attention_of_classes:
             predicted = spread(full_precision(output.logits).argmax(dim=1), output.offsets)
-            return output.attention.gather(1, predicted[:, None])[:, 0]
+            of_classes = output.attention.reshape(len(output.attention), self.n_outputs, -1).mean(dim=2)
+            return of_classes.gather(1, predicted[:, None])[:, 0]
         if index is None:
             return output.attention.mean(dim=1)
         n_parts = max(len(self.attention_parts), 1)

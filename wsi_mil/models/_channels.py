@@ -12,6 +12,7 @@ from wsi_mil.bags import BagBatch, full_precision, no_autocast, split
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._layers import Dropout, FeatureLayer, hidden_width
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.settings import Count, Rate
 
 EPS = 1e-6
 
@@ -31,9 +32,9 @@ class ChannelPooling(MILModel):
         *,
         in_dim: int,
         n_outputs: int,
-        hidden: int | None = None,
+        hidden: Count | None = None,
         feature_layer: bool = True,
-        dropout: float = 0.0,
+        dropout: Rate = 0.0,
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
         self.hidden = (hidden or hidden_width(in_dim)) if feature_layer else in_dim

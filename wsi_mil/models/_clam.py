@@ -19,7 +19,7 @@ Differs on purpose:
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import Criterion, MILModel, MILOutput, Objective, Progress
 from wsi_mil.models._layers import Dropout, FeatureLayer, GatedAttention
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.settings import Count, Range, Rate
 
 GATE_DROPOUT = 0.25
 """Dropout inside the attention, whenever there is any dropout."""
@@ -58,9 +59,9 @@ class Clam(MILModel):
         in_dim: int,
         n_outputs: int,
         gated: bool = True,
-        hidden: int = 512,
-        attention_dim: int = 256,
-        dropout: float = 0.25,
+        hidden: Count = 512,
+        attention_dim: Count = 256,
+        dropout: Rate = 0.25,
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
         if n_outputs < 2:
@@ -112,9 +113,9 @@ class Clam(MILModel):
         self,
         criterion: Criterion,
         *,
-        bag_weight: float = 0.7,
+        bag_weight: Annotated[float, Range(0, 1, without_low=True)] = 0.7,
         instance_loss: InstanceLoss = "svm",
-        k_sample: int = 8,
+        k_sample: Count = 8,
         subtyping: bool = False,
         overlap: Literal["both", "none"] = "both",
     ) -> "ClamObjective":
@@ -151,9 +152,17 @@ class Clam(MILModel):
         n_outputs = 0
         while f"instance_classifiers.{n_outputs}.*" in weights:
             n_outputs += 1
+        if not n_outputs:
+            raise ConfigError(
+                f"{cls.__name__}: the published weights have no instance_classifiers.*, which tell how many classes "
+                f"there are. The bag's answer does not need them: add zeros for each class c, "
+                f"instance_classifiers.c.weight (2, hidden) and instance_classifiers.c.bias (2)."
+            )
         tensors = weights.linear("features.linear", "attention_net.0") | _attention_tensors(weights)
         for name in ("weight", "bias"):
-            parts = [weights.take(f"instance_classifiers.{c}.{name}") for c in range(max(n_outputs, 1))]
+            parts = [weights.take(f"instance_classifiers.{c}.{name}") for c in range(n_outputs)]
+            if len({part.shape[1:] for part in parts}) > 1:
+                raise ConfigError(f"{cls.__name__}: the instance_classifiers.*.{name} are not of one shape")
             tensors[f"instance_classifiers.{name}"] = torch.cat(parts)
         tensors |= cls._head_tensors(weights, n_outputs)
         hidden, in_dim = tensors["features.linear.weight"].shape
@@ -188,8 +197,6 @@ class ClamObjective(Objective):
                 f"clam: instance_loss={instance_loss!r}, overlap={overlap!r}; "
                 f"the first is svm or cross_entropy, the second both or none"
             )
-        if k_sample < 1 or not 0 <= bag_weight <= 1:
-            raise ConfigError(f"clam: k_sample={k_sample}, bag_weight={bag_weight}; at least 1, and from 0 to 1")
         self.criterion = criterion
         self.bag_weight = bag_weight
         self.instance_loss = instance_loss

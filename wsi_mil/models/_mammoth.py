@@ -7,7 +7,7 @@ the experts; heads are joined, RMS-normalised with a gain per expert, then ReLU 
 a bag, or, when the slots are dealt back by a softmax over slots, one row a tile.
 
 Reference behaviour: mammoth-moe 0.1.2 (vectors). Where it and the paper differ:
-- 10 slots an expert (its default), the paper 9. Normalisation before ReLU, as it does; notes on the paper reverse it.
+- 10 slots an expert (its default), the paper 9. Normalisation stands before ReLU, as it does.
 Differs on purpose:
 - The weights over tiles are never held: softmax and sum run in blocks, and again for the gradient. 100,000 tiles would
   need 1.9 GB a copy. No neighbouring bag, no padding enters them.
@@ -28,6 +28,7 @@ from wsi_mil.bags import full_precision, no_autocast, split
 from wsi_mil.errors import ConfigError
 from wsi_mil.models._layers import Dropout
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.settings import Count, Rate
 
 _BLOCK = 4096
 """Tiles whose routing is held at once."""
@@ -60,20 +61,19 @@ class MammothLayer(nn.Module):
         in_dim: int,
         out_dim: int,
         *,
-        experts: int,
-        slots: int,
-        heads: int,
-        slot_dim: int,
-        rank: int | None = None,
-        dropout: float = 0.1,
+        experts: Count,
+        slots: Count,
+        heads: Count,
+        slot_dim: Count,
+        rank: Count | None = None,
+        dropout: Rate = 0.1,
         layer_norm: bool = True,
     ) -> None:
         super().__init__()
-        least = min(experts, slots, heads, slot_dim, 1 if rank is None else rank)
-        if least < 1 or slot_dim % heads or out_dim % heads:
+        if slot_dim % heads or out_dim % heads:
             raise ConfigError(
-                f"mammoth: experts={experts}, slots={slots}, heads={heads}, slot_dim={slot_dim}, rank={rank} for a "
-                f"layer {out_dim} wide; all are at least 1, slot_dim and the width are multiples of the heads"
+                f"mammoth: heads={heads}, slot_dim={slot_dim} for a layer {out_dim} wide; slot_dim and the width are "
+                f"multiples of the heads"
             )
         self.out_dim, self.experts, self.slots, self.heads = out_dim, experts, slots, heads
         self.layer_norm = layer_norm
@@ -104,9 +104,9 @@ class MammothLayer(nn.Module):
         """
         queries = self._queries(features)
         with no_autocast(features):
-            names = self._names()
+            prototypes = self._normalised_prototypes()
             read = [
-                F.scaled_dot_product_attention(names[None], rows[None], rows[None], scale=1.0)[0]
+                F.scaled_dot_product_attention(prototypes[None], rows[None], rows[None], scale=1.0)[0]
                 for rows in (rows.transpose(0, 1) for rows in split(queries, offsets))
             ]
             held = torch.stack(read).unflatten(2, (self.experts, self.slots))  # type: ignore[no-untyped-call]
@@ -121,13 +121,13 @@ class MammothLayer(nn.Module):
         """Deal the slots back by a softmax over slots. slots: (b, E * S, L). Returns (total, L)."""
         queries = self._queries(features)
         with no_autocast(features):
-            names, found = self._names(), []
+            prototypes, found = self._normalised_prototypes(), []
             values = slots.reshape(len(slots), -1, self.heads, self.out_dim // self.heads)
             run: Callable[..., Tensor] = _deal
             if len(queries) > _BLOCK:
                 run = partial(checkpoint, _deal, use_reentrant=False, preserve_rng_state=False)
             for rows, own in zip(split(queries, offsets), values, strict=True):
-                found += [run(block, names, own) for block in torch.split(rows, _BLOCK)]
+                found += [run(block, prototypes, own) for block in torch.split(rows, _BLOCK)]
             return torch.cat(found)
 
     @torch.no_grad()
@@ -138,16 +138,16 @@ class MammothLayer(nn.Module):
         """
         queries, found = self._queries(features), []
         with no_autocast(features):
-            names = self._names()
+            prototypes = self._normalised_prototypes()
             for rows, own in zip(split(queries, offsets), full_precision(weights).to(queries), strict=True):
                 blocks = [block.permute(1, 2, 0).contiguous() for block in torch.split(rows, _SMALL_BLOCK)]
-                total = _log_sum_exp(names, blocks)
-                found += [(own.T @ (names @ block).sub_(total).exp_()).mean(dim=0).T for block in blocks]
+                total = _log_sum_exp(prototypes, blocks)
+                found += [(own.T @ (prototypes @ block).sub_(total).exp_()).mean(dim=0).T for block in blocks]
         return torch.cat(found)
 
     def routing_logits(self, features: Tensor) -> Tensor:
         """(total, E, H, S) how well a tile fits a slot; for looking at few tiles, since it is large."""
-        logits = torch.einsum("nhp,hsp->nhs", self._queries(features), self._names())
+        logits = torch.einsum("nhp,hsp->nhs", self._queries(features), self._normalised_prototypes())
         return logits.reshape(len(features), self.heads, self.experts, self.slots).transpose(1, 2)
 
     def _queries(self, features: Tensor) -> Tensor:
@@ -156,8 +156,8 @@ class MammothLayer(nn.Module):
         with no_autocast(queries):
             return self._normed(queries, self.gain).reshape(len(features), self.heads, -1)
 
-    def _names(self) -> Tensor:
-        """(H, E * S, P / H) the prototypes, normalised."""
+    def _normalised_prototypes(self) -> Tensor:
+        """(H, E * S, P / H) the prototypes, normalised as the queries are."""
         return self._normed(self.prototypes, self.prototype_gain).transpose(0, 1).flatten(1, 2)
 
     def _normed(self, values: Tensor, gain: Tensor) -> Tensor:
@@ -206,18 +206,18 @@ def _rms(values: Tensor) -> Tensor:
     return F.normalize(values, dim=-1) * math.sqrt(values.shape[-1])
 
 
-def _log_sum_exp(names: Tensor, blocks: Sequence[Tensor]) -> Tensor:
-    """log sum exp of names @ block over the columns of all blocks. (H, s, p), (H, p, n) each -> (H, s, 1)."""
-    highest = names.new_full((*names.shape[:2], 1), torch.finfo(names.dtype).min)
+def _log_sum_exp(prototypes: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+    """log sum exp of prototypes @ block over the columns of all blocks. (H, s, p), (H, p, n) each -> (H, s, 1)."""
+    highest = prototypes.new_full((*prototypes.shape[:2], 1), torch.finfo(prototypes.dtype).min)
     total = torch.zeros_like(highest)
     for block in blocks:
-        logits = names @ block
+        logits = prototypes @ block
         before, highest = highest, torch.maximum(highest, logits.amax(dim=-1, keepdim=True))
         total = total * (before - highest).exp() + logits.sub_(highest).exp_().sum(dim=-1, keepdim=True)
     return highest + total.log()
 
 
-def _deal(queries: Tensor, names: Tensor, values: Tensor) -> Tensor:
-    """queries: (n, H, p).  names: (H, s, p).  values: (s, H, o). Returns (n, H * o)."""
-    shares = torch.einsum("nhp,hsp->nhs", queries, names).softmax(dim=-1)
+def _deal(queries: Tensor, prototypes: Tensor, values: Tensor) -> Tensor:
+    """queries: (n, H, p).  prototypes: (H, s, p).  values: (s, H, o). Returns (n, H * o)."""
+    shares = torch.einsum("nhp,hsp->nhs", queries, prototypes).softmax(dim=-1)
     return torch.einsum("nhs,sho->nho", shares, values).flatten(1)

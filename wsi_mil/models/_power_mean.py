@@ -1,6 +1,6 @@
 """The power mean of each channel, with learned exponents: what gem and ggem share."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +8,10 @@ from torch.nn import functional as F
 
 from wsi_mil.errors import ConfigError
 from wsi_mil.models._channels import EPS, ChannelPooling, inverse_softplus
+from wsi_mil.settings import Count, Range
+
+Exponent = Annotated[float, Range(1)]
+"""From 1, the mean; the maximum as it grows."""
 
 
 class PowerMean(ChannelPooling):
@@ -15,12 +19,10 @@ class PowerMean(ChannelPooling):
 
     group_of: Tensor
 
-    def __init__(self, *, in_dim: int, n_outputs: int, groups: int, p: float, **shared: Any) -> None:
+    def __init__(self, *, in_dim: int, n_outputs: int, groups: Count, p: Exponent, **shared: Any) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs, **shared)
-        if p < 1 or not 1 <= groups <= self.hidden:
-            raise ConfigError(
-                f"{type(self).__name__}: p={p}, groups={groups}; p is at least 1, groups are 1 to {self.hidden}"
-            )
+        if groups > self.hidden:
+            raise ConfigError(f"{type(self).__name__}: groups={groups}; at most one for each of {self.hidden} channels")
         self.p = p
         self.rho = nn.Parameter(inverse_softplus(p - 1).repeat(groups))
         self.register_buffer("group_of", torch.arange(self.hidden) * groups // self.hidden, persistent=False)

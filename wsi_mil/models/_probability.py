@@ -17,17 +17,20 @@ Differs on purpose:
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from wsi_mil.bags import BagBatch, full_precision, no_autocast, segment_softmax, split
-from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import MILModel, MILOutput, ScoreKind, instance_logits_of
 from wsi_mil.models._layers import Dropout, FeatureLayer
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.settings import Count, Range, Rate
+
+Prior = Annotated[float, Range(0, 1, without_low=True, without_high=True)]
+"""A probability that has a logit."""
 
 
 class ProbabilityPooling(MILModel):
@@ -45,11 +48,9 @@ class ProbabilityPooling(MILModel):
     classes_only = True
 
     def __init__(
-        self, *, in_dim: int, n_outputs: int, hidden: int | None = 256, prior: float = 0.05, dropout: float = 0.0
+        self, *, in_dim: int, n_outputs: int, hidden: Count | None = 256, prior: Prior = 0.05, dropout: Rate = 0.0
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
-        if not 0 < prior < 1:
-            raise ConfigError(f"{type(self).__name__}: prior is {prior}; it is a probability between 0 and 1")
         self.hidden = hidden
         self.prior = prior
         self.dropout = dropout

@@ -15,7 +15,7 @@ Differs on purpose:
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,10 @@ from torch.autograd.function import once_differentiable
 
 from wsi_mil.bags import BagBatch, full_precision, no_autocast
 from wsi_mil.errors import ConfigError
+from wsi_mil.settings import Count, Range, Rate
 
+Radius = Annotated[float, Range(1)]
+"""How many grid steps neighbours lie apart at most; below 1 there are none."""
 _TOLERANCE = 1e-12
 _MAX_ITERATIONS = 1000
 _HELD = 2**22
@@ -99,17 +102,14 @@ class Smoothing(nn.Module):
     def __init__(
         self,
         *,
-        alpha: float | None = None,
+        alpha: Rate | None = None,
         mode: Literal["iterative", "exact"] = "iterative",
-        steps: int = 10,
+        steps: Count = 10,
         legacy_torchmil_alpha: bool = False,
     ) -> None:
         super().__init__()
-        if mode not in ("iterative", "exact") or steps < 1 or not (alpha is None or 0 <= alpha < 1):
-            raise ConfigError(
-                f"smoothing: alpha={alpha}, mode={mode!r}, steps={steps}; alpha lies in [0, 1) or is left out to be "
-                f"learned, mode is iterative or exact, and there is at least one step"
-            )
+        if mode not in ("iterative", "exact"):
+            raise ConfigError(f"smoothing: mode={mode!r}; it is iterative or exact")
         self.alpha = alpha
         self.mode = mode
         self.steps = steps
@@ -163,6 +163,7 @@ class _Iterate(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_values = _by_columns(lambda some: _iterate(some, rate, weights.t(), steps), found)
         if ctx.needs_input_grad[1]:
+            # derivatives of the coefficients by alpha: A^t has (1 - alpha) alpha^t for t < T, A^T has alpha^T
             slopes = [t * rate ** max(t - 1, 0) - (t + 1) * rate**t for t in range(steps)]
             slopes.append(steps * rate ** (steps - 1))
             total = torch.zeros((), dtype=torch.float64, device=alpha.device)

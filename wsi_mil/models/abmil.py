@@ -21,6 +21,7 @@ from wsi_mil.bags import BagBatch, segment_softmax, segment_weighted_sum
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._layers import Dropout, FeatureLayer, GatedAttention, hidden_width
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.settings import Count, Rate
 
 
 class Abmil(MILModel):
@@ -42,10 +43,10 @@ class Abmil(MILModel):
         in_dim: int,
         n_outputs: int,
         gated: bool = True,
-        hidden: int | None = None,
-        attention_dim: int = 128,
+        hidden: Count | None = None,
+        attention_dim: Count = 128,
         feature_layer: bool = True,
-        dropout: float = 0.0,
+        dropout: Rate = 0.0,
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
         self.gated = gated

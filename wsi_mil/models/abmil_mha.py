@@ -19,6 +19,7 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._layers import FeatureLayer, HeadQueries, HeadValues, hidden_width
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.settings import Count, Rate
 
 
 class AbmilMha(MILModel):
@@ -34,7 +35,7 @@ class AbmilMha(MILModel):
     score_kinds = ("attention",)
 
     def __init__(
-        self, *, in_dim: int, n_outputs: int, hidden: int | None = None, heads: int = 8, dropout: float = 0.1
+        self, *, in_dim: int, n_outputs: int, hidden: Count | None = None, heads: Count = 8, dropout: Rate = 0.1
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
         self.hidden = hidden or hidden_width(in_dim)

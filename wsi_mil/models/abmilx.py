@@ -24,6 +24,7 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import MILModel, MILOutput, ScoreKind
 from wsi_mil.models._layers import Dropout
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.settings import Count, Rate
 
 
 class Abmilx(MILModel):
@@ -46,12 +47,12 @@ class Abmilx(MILModel):
         *,
         in_dim: int,
         n_outputs: int,
-        hidden: int = 512,
-        heads: int = 8,
+        hidden: Count = 512,
+        heads: Count = 8,
         attn_plus: bool = True,
-        max_tiles: int = 32_768,
+        max_tiles: Count = 32_768,
         activation: Literal["relu", "gelu"] = "relu",
-        dropout: float = 0.25,
+        dropout: Rate = 0.25,
         layer_norm: bool = False,
         ffn: bool = False,
         bias: bool = False,

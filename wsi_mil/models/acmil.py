@@ -37,6 +37,7 @@ from wsi_mil.models._layers import (
     uniform,
 )
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.settings import Amount, Count, Rate, Share, Weight
 
 HEADS = 8
 """Heads of each branch in the multi-head variant, as published."""
@@ -63,13 +64,13 @@ class Acmil(MILModel):
         in_dim: int,
         n_outputs: int,
         variant: Literal["gated", "multi_head"] = "gated",
-        n_branches: int = 5,
-        top_k: int = 10,
-        mask_drop: float = 0.6,
+        n_branches: Count = 5,
+        top_k: Amount = 10,
+        mask_drop: Share = 0.6,
         masking: Literal["fixed", "bernoulli"] = "fixed",
-        hidden: int | None = None,
-        attention_dim: int = 128,
-        dropout: float | None = None,
+        hidden: Count | None = None,
+        attention_dim: Count = 128,
+        dropout: Rate | None = None,
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
         self.variant = variant
@@ -139,7 +140,7 @@ class Acmil(MILModel):
         )
 
     def objective(
-        self, criterion: Criterion, *, branch_weight: float = 1.0, diversity_weight: float = 1.0
+        self, criterion: Criterion, *, branch_weight: Weight = 1.0, diversity_weight: Weight = 1.0
     ) -> "AcmilObjective":
         """The three terms. branch_weight: of the branches' own loss.  diversity_weight: of the term between them."""
         return AcmilObjective(criterion, branch_weight=branch_weight, diversity_weight=diversity_weight)
@@ -282,11 +283,6 @@ def _check(model: Acmil) -> None:
         raise ConfigError(
             f"acmil: variant {model.variant!r} with masking {model.masking!r}; "
             f"variants are gated and multi_head, masking is fixed or bernoulli"
-        )
-    if model.n_branches < 1 or model.top_k < 0 or not 0 <= model.mask_drop <= 1:
-        raise ConfigError(
-            f"acmil: n_branches={model.n_branches}, top_k={model.top_k}, mask_drop={model.mask_drop}; "
-            f"it takes at least one branch, top_k from 0 and mask_drop from 0 to 1"
         )
     if model.variant == "multi_head" and model.hidden % HEADS:
         raise ConfigError(f"acmil: hidden={model.hidden} does not split into {HEADS} heads; give a multiple of {HEADS}")

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wsi_mil.errors import ConfigError
 from wsi_mil.models._channels import ChannelPooling
+from wsi_mil.settings import Count, Rate, Share
 
 
 class AdaPool(ChannelPooling):
@@ -38,16 +38,14 @@ class AdaPool(ChannelPooling):
         *,
         in_dim: int,
         n_outputs: int,
-        beta: float = 0.5,
+        beta: Share = 0.5,
         learn_temperature: bool = True,
-        hidden: int | None = None,
+        hidden: Count | None = None,
         feature_layer: bool = True,
-        dropout: float = 0.0,
+        dropout: Rate = 0.0,
     ) -> None:
         shared: dict[str, Any] = {"hidden": hidden, "feature_layer": feature_layer, "dropout": dropout}
         super().__init__(in_dim=in_dim, n_outputs=n_outputs, **shared)
-        if not 0 <= beta <= 1:
-            raise ConfigError(f"adapool: beta is {beta}; it is a share between 0 and 1")
         self.beta = beta
         self.learn_temperature = learn_temperature
         start = torch.tensor(beta, dtype=torch.float64).logit().float()

@@ -1,5 +1,5 @@
 """Adaptive attention pooling: the query is made of the bag itself. Brothers, ICML 2025 ("Robust noise attenuation via
-adaptive pooling of transformer outputs").
+adaptive pooling of transformer outputs", arXiv:2506.09215).
 
 Query x_q: the mean of the tiles, or one of them; z = W_o attention(W_q x_q, W_k X, W_v X), no biases, scale
 1 / sqrt(width) whatever the heads; where the query is one tile, z + x_q. Reference code: agbrothers/pooling@b1cf3e6,
@@ -24,6 +24,7 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.models._attention import Projection, check_heads, head_tensors, head_values, look
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.settings import Amount, Count, Rate
 
 
 class AdaptiveAttention(MILModel):
@@ -36,7 +37,7 @@ class AdaptiveAttention(MILModel):
 
     summary = "attention whose query is the bag's mean or its strongest tile (adaptive pooling)"
     family = "attention"
-    paper = "Brothers, ICML 2025"
+    paper = "Brothers, ICML 2025, arXiv:2506.09215"
     score_kinds = ("attention",)
 
     def __init__(
@@ -44,20 +45,17 @@ class AdaptiveAttention(MILModel):
         *,
         in_dim: int,
         n_outputs: int,
-        hidden: int | None = 256,
-        heads: int = 4,
+        hidden: Count | None = 256,
+        heads: Count = 4,
         query: Literal["mean", "max_norm", "index"] = "mean",
-        query_index: int = 0,
-        dropout: float = 0.0,
+        query_index: Amount = 0,
+        dropout: Rate = 0.0,
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
         width = hidden or in_dim
         check_heads("adaptive_attention", width, heads)
-        if query not in ("mean", "max_norm", "index") or query_index < 0:
-            raise ConfigError(
-                f"adaptive_attention: query={query!r}, query_index={query_index}; query is mean, max_norm or index, "
-                f"the other at least 0"
-            )
+        if query not in ("mean", "max_norm", "index"):
+            raise ConfigError(f"adaptive_attention: query={query!r}; it is mean, max_norm or index")
         self.hidden = hidden
         self.heads = heads
         self.query = query

@@ -32,6 +32,7 @@ from wsi_mil.models._anchor import Anchor, Kind, Scaling
 from wsi_mil.models._base import BagObjective, Criterion, MILModel, MILOutput, Progress
 from wsi_mil.models._layers import FeatureLayer, HeadQueries, HeadValues, hidden_width, uniform
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.settings import Amount, Count, Positive, Rate, Share, Weight
 
 HEADS = 8
 """Heads of each token, as published."""
@@ -56,11 +57,11 @@ class Asmil(MILModel):
         *,
         in_dim: int,
         n_outputs: int,
-        n_tokens: int = 8,
-        n_drop: int | None = None,
+        n_tokens: Count = 8,
+        n_drop: Amount | None = None,
         token_dropping: Literal["fixed", "bernoulli"] = "fixed",
-        hidden: int | None = None,
-        dropout: float = 0.1,
+        hidden: Count | None = None,
+        dropout: Rate = 0.1,
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
         self.n_tokens = n_tokens
@@ -68,7 +69,7 @@ class Asmil(MILModel):
         self.token_dropping = token_dropping
         self.hidden = hidden or hidden_width(in_dim)
         self.dropout = dropout
-        if n_tokens < 1 or not 0 <= self.n_drop < n_tokens or token_dropping not in ("fixed", "bernoulli"):
+        if self.n_drop >= n_tokens or token_dropping not in ("fixed", "bernoulli"):
             raise ConfigError(
                 f"asmil: n_tokens={n_tokens}, n_drop={n_drop}, token_dropping={token_dropping!r}; at least one token "
                 f"stays, and dropping is fixed or bernoulli"
@@ -137,12 +138,12 @@ class Asmil(MILModel):
         self,
         criterion: Criterion,
         *,
-        weight: float = 0.1,
-        momentum: float = 0.999,
-        temperature: float = 0.5,
+        weight: Weight = 0.1,
+        momentum: Share = 0.999,
+        temperature: Positive = 0.5,
         kind: Kind = "ema",
         scaling: Scaling = "sum",
-        warm_up: int = 0,
+        warm_up: Amount = 0,
     ) -> "AsmilObjective":
         """CE and the anchor's term. See `wsi_mil.regularisers.anchor` for the settings."""
         anchor = Anchor(

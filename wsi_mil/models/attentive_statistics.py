@@ -24,6 +24,7 @@ from wsi_mil.bags import (
 )
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._layers import Dropout, FeatureLayer, GatedAttention, hidden_width
+from wsi_mil.settings import Count, Positive, Rate
 
 EPS = 1e-6
 
@@ -47,13 +48,13 @@ class AttentiveStatistics(MILModel):
         *,
         in_dim: int,
         n_outputs: int,
-        hidden: int | None = None,
+        hidden: Count | None = None,
         feature_layer: bool = True,
-        attention_dim: int = 128,
+        attention_dim: Count = 128,
         channel_wise: bool = False,
         context: bool = False,
-        clamp: float | None = None,
-        dropout: float = 0.0,
+        clamp: Positive | None = None,
+        dropout: Rate = 0.0,
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
         self.hidden = (hidden or hidden_width(in_dim)) if feature_layer else in_dim

@@ -35,6 +35,7 @@ from wsi_mil.models._attention import (
 )
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.settings import Count, Finite, Positive, Rate
 
 
 class ClassAttention(MILModel):
@@ -57,19 +58,22 @@ class ClassAttention(MILModel):
         *,
         in_dim: int,
         n_outputs: int,
-        hidden: int | None = 512,
-        heads: int = 1,
-        mlp_ratio: float = 3.0,
+        hidden: Count | None = 512,
+        heads: Count = 1,
+        mlp_ratio: Positive = 3.0,
         per_class: bool = False,
-        layer_scale: float = 0.1,
+        layer_scale: Finite = 0.1,
         qkv_bias: bool = True,
         final_norm: bool = True,
-        norm_eps: float = 1e-5,
-        dropout: float = 0.0,
+        norm_eps: Positive = 1e-5,
+        dropout: Rate = 0.0,
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
         width = hidden or in_dim
         check_heads("class_attention", width, heads)
+        inner = int(width * mlp_ratio)
+        if inner < 1:
+            raise ConfigError(f"class_attention: mlp_ratio={mlp_ratio} leaves no unit of {width}; give more")
         self.hidden = hidden
         self.heads = heads
         self.mlp_ratio = mlp_ratio
@@ -83,6 +87,7 @@ class ClassAttention(MILModel):
         tokens = n_outputs if per_class else 1
         parts, word = (tokens, "class") if tokens > 1 else (heads, "head")
         self.attention_parts = tuple(f"{word}{i}" for i in range(parts))
+        self.attention_of_classes = tokens > 1
         self.features = Projection(in_dim, hidden, dropout=dropout)
         self.tokens = nn.Parameter(nn.init.trunc_normal_(torch.empty(tokens, width), std=0.02))
         self.norm1 = nn.LayerNorm(width, eps=norm_eps)
@@ -91,7 +96,6 @@ class ClassAttention(MILModel):
         self.value = nn.Linear(width, width, bias=qkv_bias)
         self.out = nn.Linear(width, width)
         self.norm2 = nn.LayerNorm(width, eps=norm_eps)
-        inner = int(width * mlp_ratio)
         self.mlp = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
         self.gamma1 = nn.Parameter(torch.full((width,), layer_scale))
         self.gamma2 = nn.Parameter(torch.full((width,), layer_scale))

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from wsi_mil.bags import BagBatch
-from wsi_mil.errors import ConfigError
 from wsi_mil.models._attention import Looked, Projection, check_heads, head_values, in_heads, look
 from wsi_mil.models._base import MILModel, MILOutput
+from wsi_mil.settings import Count, Rate
 
 
 class ClassQueries(MILModel):
@@ -40,21 +40,20 @@ class ClassQueries(MILModel):
         *,
         in_dim: int,
         n_outputs: int,
-        hidden: int = 256,
-        heads: int = 8,
-        depth: int = 2,
-        dropout: float = 0.1,
+        hidden: Count = 256,
+        heads: Count = 8,
+        depth: Count = 2,
+        dropout: Rate = 0.1,
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
         check_heads("class_queries", hidden, heads)
-        if depth < 1:
-            raise ConfigError(f"class_queries: depth is {depth}; it has at least one layer")
         self.hidden = hidden
         self.heads = heads
         self.depth = depth
         self.dropout = dropout
         self.random_in_training = dropout > 0
         self.attention_parts = tuple(f"class{c}" for c in range(n_outputs))
+        self.attention_of_classes = n_outputs > 1
         self.features = Projection(in_dim, hidden, dropout=dropout)
         self.queries = nn.Parameter(torch.randn(n_outputs, hidden))
         self.layers = nn.ModuleList(_DecoderLayer(hidden, heads) for _ in range(depth))

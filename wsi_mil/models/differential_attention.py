@@ -7,14 +7,15 @@ Since weights have a sign, the scores of tiles are contributions, which sum to t
 """
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from wsi_mil.bags import BagBatch, segment_softmax, segment_weighted_sum
-from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._layers import Dropout, FeatureLayer, GatedAttention, hidden_width
+from wsi_mil.settings import Count, Range, Rate
 
 
 class DifferentialAttention(MILModel):
@@ -35,14 +36,12 @@ class DifferentialAttention(MILModel):
         *,
         in_dim: int,
         n_outputs: int,
-        first_lambda: float = 0.5,
-        hidden: int | None = None,
-        attention_dim: int = 128,
-        dropout: float = 0.0,
+        first_lambda: Annotated[float, Range(0, 1, without_low=True, without_high=True)] = 0.5,
+        hidden: Count | None = None,
+        attention_dim: Count = 128,
+        dropout: Rate = 0.0,
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
-        if not 0 < first_lambda < 1:
-            raise ConfigError(f"differential_attention: first_lambda={first_lambda}; it lies between 0 and 1")
         self.first_lambda = first_lambda
         self.hidden = hidden or hidden_width(in_dim)
         self.attention_dim = attention_dim

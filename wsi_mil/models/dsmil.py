@@ -37,6 +37,7 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import Criterion, MILModel, MILOutput, Objective, Progress, ScoreKind, refuse_numbers
 from wsi_mil.models._layers import Dropout, FeatureLayer
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.settings import Count, Rate, Share
 
 
 class Dsmil(MILModel):
@@ -62,11 +63,11 @@ class Dsmil(MILModel):
         in_dim: int,
         n_outputs: int,
         nonlinear: bool = True,
-        query_dim: int = 128,
-        query_hidden: int | None = None,
+        query_dim: Count = 128,
+        query_hidden: Count | None = None,
         value_layer: bool = False,
-        value_dropout: float = 0.0,
-        hidden: int | None = None,
+        value_dropout: Rate = 0.0,
+        hidden: Count | None = None,
         prediction: Literal["bag", "mean"] = "bag",
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
@@ -129,7 +130,7 @@ class Dsmil(MILModel):
         )
 
     def objective(
-        self, criterion: Criterion, *, loss: Literal["ce", "bce"] = "ce", max_weight: float = 0.5
+        self, criterion: Criterion, *, loss: Literal["ce", "bce"] = "ce", max_weight: Share = 0.5
     ) -> "DsmilObjective":
         """Both streams' losses.
 
@@ -202,10 +203,8 @@ class DsmilObjective(Objective):
         prediction: Literal["bag", "mean"] = "bag",
     ) -> None:
         super().__init__()
-        if form not in ("ce", "bce") or not 0 <= max_weight <= 1:
-            raise ConfigError(
-                f"dsmil: loss={form!r}, max_weight={max_weight}; the first is ce or bce, the second from 0 to 1"
-            )
+        if form not in ("ce", "bce"):
+            raise ConfigError(f"dsmil: loss={form!r}; it is ce or bce")
         self.criterion = criterion
         self.form = form
         self.max_weight = max_weight

@@ -32,6 +32,7 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import Criterion, MILModel, MILOutput, Objective, Progress, refuse_numbers
 from wsi_mil.models._layers import FeatureLayer, GatedAttention, hidden_width
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.settings import Amount, Count, Weight
 
 Distillation = Literal["AFS", "MaxS", "MaxMinS"]
 
@@ -58,14 +59,14 @@ class Dtfd(MILModel):
         *,
         in_dim: int,
         n_outputs: int,
-        n_groups: int = 4,
+        n_groups: Count = 4,
         distillation: Distillation = "AFS",
-        n_distilled: int = 1,
+        n_distilled: Count = 1,
         detach: bool = True,
         rank_by: Literal["last", "given"] | None = None,
-        hidden: int | None = None,
-        attention_dim: int = 128,
-        residual_layers: int = 0,
+        hidden: Count | None = None,
+        attention_dim: Count = 128,
+        residual_layers: Amount = 0,
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
         if distillation not in ("AFS", "MaxS", "MaxMinS") or rank_by not in (None, "last", "given"):
@@ -73,8 +74,6 @@ class Dtfd(MILModel):
                 f"dtfd: distillation={distillation!r}, rank_by={rank_by!r}; "
                 f"the first is AFS, MaxS or MaxMinS, the second last or given"
             )
-        if n_groups < 1 or n_distilled < 1:
-            raise ConfigError(f"dtfd: n_groups={n_groups}, n_distilled={n_distilled}; both are at least 1")
         self.n_groups = n_groups
         self.distillation = distillation
         self.n_distilled = n_distilled
@@ -135,7 +134,7 @@ class Dtfd(MILModel):
             },
         )
 
-    def objective(self, criterion: Criterion, *, first_weight: float = 1.0) -> "DtfdObjective":
+    def objective(self, criterion: Criterion, *, first_weight: Weight = 1.0) -> "DtfdObjective":
         """Both tiers' losses. first_weight: of tier 1's."""
         return DtfdObjective(criterion, first_weight=first_weight, distillation=self.distillation)
 

@@ -1,5 +1,5 @@
 """Efficient probing: learned queries attend to frozen features, each reads its own group of values. Psomas et al.,
-ICLR 2026.
+ICLR 2026, arXiv:2506.10178.
 
 A = softmax over tiles of Q X^T / sqrt(d); z_j = W_v^(j) (A_j X), W_v^(j) the j-th group of rows; z = [z_1 ... z_q].
 No key, query or output projection. Reference code: billpsomas/efficient-probing@b8f4fb8, `EfficientProbing` with
@@ -25,6 +25,7 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.models._attention import InputNorm, check_norm, head_tensors, in_heads, look, normalised
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.settings import Count
 
 PUBLISHED_QUERIES = 32
 
@@ -39,7 +40,7 @@ class EfficientProbing(MILModel):
 
     summary = "learned queries on frozen features, each with its own values (efficient probing)"
     family = "attention"
-    paper = "Psomas et al., ICLR 2026"
+    paper = "Psomas et al., ICLR 2026, arXiv:2506.10178"
     score_kinds = ("attention",)
 
     def __init__(
@@ -47,26 +48,27 @@ class EfficientProbing(MILModel):
         *,
         in_dim: int,
         n_outputs: int,
-        queries: int | None = None,
-        d_out: int = 1,
+        queries: Count | None = None,
+        d_out: Count = 1,
         value_bias: bool = False,
         norm: InputNorm = "layer",
         head_norm: bool = True,
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
         check_norm("efficient_probing", norm)
-        if d_out < 1 or in_dim % d_out:
+        if in_dim % d_out:
             raise ConfigError(f"efficient_probing: d_out={d_out} does not divide the {in_dim} features")
         width = in_dim // d_out
-        self.queries = queries or next(q for q in range(PUBLISHED_QUERIES, 0, -1) if width % q == 0)
-        if self.queries < 1 or width % self.queries:
-            raise ConfigError(f"efficient_probing: {self.queries} queries do not divide the {width} values")
+        n_queries = queries or next(q for q in range(PUBLISHED_QUERIES, 0, -1) if width % q == 0)
+        if width % n_queries:
+            raise ConfigError(f"efficient_probing: {n_queries} queries do not divide the {width} values")
+        self.queries = queries
         self.d_out = d_out
         self.value_bias = value_bias
         self.norm = norm
         self.head_norm = head_norm
-        self.attention_parts = tuple(f"query{i}" for i in range(self.queries))
-        self.query = nn.Parameter(0.02 * torch.randn(self.queries, in_dim))
+        self.attention_parts = tuple(f"query{i}" for i in range(n_queries))
+        self.query = nn.Parameter(0.02 * torch.randn(n_queries, in_dim))
         self.value = nn.Linear(in_dim, width, bias=value_bias)
         self.before_head = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False) if head_norm else nn.Identity()
         self.head = nn.Linear(width, n_outputs)
@@ -76,7 +78,7 @@ class EfficientProbing(MILModel):
         tiles = normalised(batch.features, self.norm)
         seen = look(self.query, tiles, batch.offsets, key=None, scale=self.in_dim**-0.5)
         with no_autocast(seen.means):
-            weight = in_heads(self.value.weight, self.queries, axis=0)
+            weight = in_heads(self.value.weight, len(self.query), axis=0)
             values = torch.einsum("bqd,qrd->bqr", seen.means, weight).flatten(1)
             values = values if self.value.bias is None else values + self.value.bias
         return MILOutput(
@@ -100,6 +102,8 @@ class EfficientProbing(MILModel):
         value_bias = "v.bias" in weights
         tensors = {"query": weights.take("cls_token")[0]} | weights.linear("value", "v", bias=value_bias)
         width, in_dim = tensors["value.weight"].shape
+        if in_dim % width:
+            raise ConfigError(f"{cls.__name__}: v.weight is ({width}, {in_dim}); its rows must divide its columns.")
         tensors |= head_tensors(weights, width, what_the_shapes_do_not_tell.pop("n_outputs", None))
         settings: dict[str, Any] = {"queries": len(tensors["query"]), "d_out": in_dim // width}
         settings |= {"value_bias": value_bias, "norm": "none", "head_norm": False}

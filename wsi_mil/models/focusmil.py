@@ -1,4 +1,4 @@
-"""FocusMIL: max pooling over instances behind a variational information bottleneck. arXiv:2408.09449 (2024 to 2025).
+"""FocusMIL: max pooling over instances behind a variational information bottleneck. Liu et al. 2024, arXiv:2408.09449.
 
 Per tile: Linear-ReLU-Linear, then mean mu and log-variance of a latent z = mu + exp(log_var / 2) eps, a linear head
 s = w . z + c, and the bag's logit is the greatest s of its tiles. loss = CE(bag) + beta KL(q(z|x) || N(0, I)), with
@@ -32,6 +32,7 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import Criterion, MILModel, MILOutput, Objective, Progress
 from wsi_mil.models._layers import normal
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.settings import Count, Positive, Weight
 
 LOG_VAR_LIMIT = 10.0
 
@@ -48,13 +49,13 @@ class FocusMil(MILModel):
 
     summary = "maximum of tile probabilities behind an information bottleneck (FocusMIL)"
     family = "max-pooling"
-    paper = "FocusMIL, arXiv:2408.09449"
+    paper = "Liu et al. 2024, arXiv:2408.09449"
     score_kinds = ("probability",)
     random_in_training = True
     binary_outputs = 1
 
     def __init__(
-        self, *, in_dim: int, n_outputs: int, hidden: tuple[int, ...] = (128, 200), latent_dim: int = 35
+        self, *, in_dim: int, n_outputs: int, hidden: tuple[Count, ...] = (128, 200), latent_dim: Count = 35
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
         self.hidden = tuple(hidden)
@@ -92,8 +93,8 @@ class FocusMil(MILModel):
         self,
         criterion: Criterion,
         *,
-        bag_weight: float = 1.0,
-        kl_weight: float = 0.01,
+        bag_weight: Positive = 1.0,
+        kl_weight: Weight = 0.01,
         kl_reduction: Literal["mean", "sum"] = "mean",
         kl_average: Literal["bag", "flat"] = "bag",
     ) -> "FocusMilObjective":

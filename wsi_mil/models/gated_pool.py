@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from wsi_mil.models._channels import ChannelPooling, at_maximum, summary
+from wsi_mil.settings import Count, Rate
 
 
 class GatedPool(ChannelPooling):
@@ -29,9 +30,9 @@ class GatedPool(ChannelPooling):
         in_dim: int,
         n_outputs: int,
         per_channel: bool = False,
-        hidden: int | None = None,
+        hidden: Count | None = None,
         feature_layer: bool = True,
-        dropout: float = 0.0,
+        dropout: Rate = 0.0,
     ) -> None:
         shared: dict[str, Any] = {"hidden": hidden, "feature_layer": feature_layer, "dropout": dropout}
         super().__init__(in_dim=in_dim, n_outputs=n_outputs, **shared)

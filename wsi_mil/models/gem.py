@@ -9,7 +9,8 @@ as 1e-6.
 
 from typing import Any
 
-from wsi_mil.models._power_mean import PowerMean
+from wsi_mil.models._power_mean import Exponent, PowerMean
+from wsi_mil.settings import Count, Rate
 
 
 class Gem(PowerMean):
@@ -27,10 +28,10 @@ class Gem(PowerMean):
         *,
         in_dim: int,
         n_outputs: int,
-        p: float = 3.0,
-        hidden: int | None = None,
+        p: Exponent = 3.0,
+        hidden: Count | None = None,
         feature_layer: bool = True,
-        dropout: float = 0.0,
+        dropout: Rate = 0.0,
     ) -> None:
         shared: dict[str, Any] = {"hidden": hidden, "feature_layer": feature_layer, "dropout": dropout}
         super().__init__(in_dim=in_dim, n_outputs=n_outputs, groups=1, p=p, **shared)

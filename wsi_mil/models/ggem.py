@@ -6,7 +6,8 @@ differ by one at most where they do not divide the width. No published code is l
 
 from typing import Any
 
-from wsi_mil.models._power_mean import PowerMean
+from wsi_mil.models._power_mean import Exponent, PowerMean
+from wsi_mil.settings import Count, Rate
 
 
 class Ggem(PowerMean):
@@ -24,11 +25,11 @@ class Ggem(PowerMean):
         *,
         in_dim: int,
         n_outputs: int,
-        groups: int = 16,
-        p: float = 3.0,
-        hidden: int | None = None,
+        groups: Count = 16,
+        p: Exponent = 3.0,
+        hidden: Count | None = None,
         feature_layer: bool = True,
-        dropout: float = 0.0,
+        dropout: Rate = 0.0,
     ) -> None:
         shared: dict[str, Any] = {"hidden": hidden, "feature_layer": feature_layer, "dropout": dropout}
         super().__init__(in_dim=in_dim, n_outputs=n_outputs, groups=groups, p=p, **shared)

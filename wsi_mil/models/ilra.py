@@ -1,4 +1,4 @@
-"""ILRA-MIL: iterative low-rank attention. Xiang and Zhang, ICLR 2023.
+"""ILRA-MIL: iterative low-rank attention. Xiang et al., ICLR 2023, OpenReview 01KmhBsEPFO.
 
 Blocks in which r learned latents attend to the tiles and the tiles attend back to the latents, gated, so that the cost
 is linear in the tiles; then learned seeds attend to the tiles ("non-local pooling") and a Linear layer decides.
@@ -22,6 +22,7 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._official import OfficialWeights
 from wsi_mil.models._recompute import LONG, row_by_row
+from wsi_mil.settings import Count
 
 
 class Ilra(MILModel):
@@ -33,7 +34,7 @@ class Ilra(MILModel):
 
     summary = "low-rank attention between tiles and latents (ILRA-MIL)"
     family = "transformer, linear"
-    paper = "Xiang and Zhang, ICLR 2023"
+    paper = "Xiang et al., ICLR 2023, OpenReview 01KmhBsEPFO"
     score_kinds = ("attention",)
 
     def __init__(
@@ -41,18 +42,15 @@ class Ilra(MILModel):
         *,
         in_dim: int,
         n_outputs: int,
-        hidden: int = 256,
-        heads: int = 8,
-        blocks: int = 2,
-        latents: int = 64,
+        hidden: Count = 256,
+        heads: Count = 8,
+        blocks: Count = 2,
+        latents: Count = 64,
         layer_norm: bool = True,
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
-        if hidden % heads or blocks < 1 or latents < 1:
-            raise ConfigError(
-                f"ilra: hidden={hidden}, heads={heads}, blocks={blocks}, latents={latents}; hidden is a multiple of "
-                f"the heads, and there is at least one block and one latent"
-            )
+        if hidden % heads:
+            raise ConfigError(f"ilra: hidden={hidden} does not split into {heads} heads; give a multiple")
         self.hidden = hidden
         self.heads = heads
         self.blocks = blocks

@@ -31,7 +31,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,10 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import Criterion, MILModel, MILOutput, Objective, Progress, instance_logits_of
 from wsi_mil.models._layers import Dropout, hidden_width, normal, uniform
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.settings import Count, Positive, Range, Rate, Share, Weight
 
+SomeShare = Annotated[float, Range(0, 1, without_low=True)]
+"""A part of a whole that is not nothing."""
 Pool = Literal["top_mean", "mean", "max", "noisy_or", "linear_softmax"]
 _POOLS = ("top_mean", "mean", "max", "noisy_or", "linear_softmax")
 _TRUNKS = ("mlp", "linear", "none")
@@ -79,17 +82,17 @@ class Ins(MILModel):
         in_dim: int,
         n_outputs: int,
         trunk: Literal["mlp", "linear", "none"] = "mlp",
-        hidden: int | None = None,
-        projection_dim: int = 128,
-        dropout: float = 0.1,
+        hidden: Count | None = None,
+        projection_dim: Count = 128,
+        dropout: Rate = 0.1,
         pool: Pool = "top_mean",
-        top_share: float = 0.01,
+        top_share: SomeShare = 0.01,
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
-        if trunk not in _TRUNKS or pool not in _POOLS or not 0 < top_share <= 1 or n_outputs < 2:
+        if trunk not in _TRUNKS or pool not in _POOLS or n_outputs < 2:
             raise ConfigError(
-                f"ins: trunk={trunk!r}, pool={pool!r}, top_share={top_share}, n_outputs={n_outputs}; trunk is one of "
-                f"{', '.join(_TRUNKS)}, pool one of {', '.join(_POOLS)}, top_share in (0, 1], outputs 2 or more"
+                f"ins: trunk={trunk!r}, pool={pool!r}, n_outputs={n_outputs}; trunk is one of {', '.join(_TRUNKS)}, "
+                f"pool one of {', '.join(_POOLS)}, outputs 2 or more"
             )
         self.trunk = trunk
         self.hidden = in_dim if trunk == "none" else hidden or hidden_width(in_dim)
@@ -158,18 +161,18 @@ class Ins(MILModel):
         self,
         criterion: Criterion,
         *,
-        tiles_per_bag: int | None = 64,
-        queue: int = 8192,
-        key_momentum: float = 0.999,
-        prototype_momentum: float = 0.9,
-        temperature: float = 0.07,
-        phi: tuple[float, float] = (0.95, 0.8),
-        contrast_weight: float = 0.5,
-        bag_weight: float = 0.1,
-        warmup: float = 0.04,
+        tiles_per_bag: Count | None = 64,
+        queue: Count = 8192,
+        key_momentum: Share = 0.999,
+        prototype_momentum: Share = 0.9,
+        temperature: Positive = 0.07,
+        phi: tuple[Share, Share] = (0.95, 0.8),
+        contrast_weight: Weight = 0.5,
+        bag_weight: Weight = 0.1,
+        warmup: Share = 0.04,
         warmup_targets: Literal["bag", "candidates"] = "bag",
         view: Literal["dropout", "noise", "none"] = "dropout",
-        view_strength: tuple[float, float] = (0.1, 0.2),
+        view_strength: tuple[Weight, Weight] = (0.1, 0.2),
         background: bool = True,
     ) -> "InsObjective":
         """Soft targets, contrast, and a bound from the bag's label, with their state.
@@ -268,11 +271,13 @@ class InsObjective(Objective):
         background: bool,
     ) -> None:
         super().__init__()
-        if warmup_targets not in ("bag", "candidates") or view not in ("dropout", "noise", "none") or queue < 1:
+        if warmup_targets not in ("bag", "candidates") or view not in ("dropout", "noise", "none"):
             raise ConfigError(
-                f"ins: warmup_targets={warmup_targets!r}, view={view!r}, queue={queue}; targets are bag or candidates, "
-                f"the view is dropout, noise or none, the queue holds at least one key"
+                f"ins: warmup_targets={warmup_targets!r}, view={view!r}; targets are bag or candidates, the view is "
+                f"dropout, noise or none"
             )
+        if view == "dropout" and max(view_strength) >= 1:
+            raise ConfigError(f"ins: view_strength={view_strength}; with view=dropout the rates are below 1")
         self.criterion = criterion
         self.tiles_per_bag = tiles_per_bag
         self.key_momentum = key_momentum
@@ -315,7 +320,7 @@ class InsObjective(Objective):
             labels = logits.detach().masked_fill(candidates == 0, -math.inf).argmax(dim=1)
             nearest = (self.prototype_scores(query.detach()) * candidates).argmax(dim=1)
             self._move_prototypes(query.detach(), labels)
-            keys = self._keys(model, strong)
+            keys = self._keys(model, replace(batch, features=strong))
             contrast = self._contrast(query, keys, labels, progress)
             self._enqueue(keys, labels)
             soft = self._soft_targets(batch, target, nearest, progress).to(logits)
@@ -378,12 +383,16 @@ class InsObjective(Objective):
         self.prototypes.copy_(F.normalize(moved, dim=1))
 
     @torch.no_grad()
-    def _keys(self, model: MILModel, features: Tensor) -> Tensor:
-        """The key network moves towards the model, then projects. features: (total, d). Returns (total, p)."""
+    def _keys(self, model: MILModel, batch: BagBatch) -> Tensor:
+        """The key network moves towards the model, then projects the tiles. Returns (total, p).
+
+        It is asked as a whole, so that a plug-in that alters what the model sees alters what it sees as well.
+        """
         for ours, theirs in zip(self.key.parameters(), model.parameters(), strict=True):
             ours.mul_(self.key_momentum).add_(theirs, alpha=1 - self.key_momentum)
         self.key.eval()
-        return self.key.project(self.key.encode(features.to(self.queue.dtype)))
+        answer: MILOutput = self.key(replace(batch, features=batch.features.to(self.queue.dtype)))
+        return answer.auxiliary["projection"]
 
     def _contrast(self, query: Tensor, keys: Tensor, labels: Tensor, progress: Progress) -> Tensor:
         written = self.queue_labels >= 0
@@ -508,7 +517,12 @@ def supervised_contrast(
 
 
 def _places(bag: Bag) -> Tensor:
-    """(n,) one number a tile, made of slide and grid; its row when two tiles have the same."""
-    slide, grid = bag.slide_index.cpu().to(torch.int64), bag.grid_xy.cpu().to(torch.int64) & 0xFFFFFF
-    places = (slide << 48) | (grid[:, 1] << 24) | grid[:, 0]
+    """(n,) one number a tile, made of slide and grid; its row when two tiles have the same.
+
+    The number must not depend on which tiles were sampled, so it is not counted from the bag's own extent: 24 bits for
+    each axis of the grid (16 million tiles) and the rest for the slide.
+    """
+    slide, grid = bag.slide_index.cpu().to(torch.int64), bag.grid_xy.cpu().to(torch.int64)
+    column, row = (grid & (2**24 - 1)).T  # the mask keeps a negative place out of the other bits
+    places = (slide << 48) | (row << 24) | column
     return places if len(torch.unique(places)) == len(places) else torch.arange(len(places))

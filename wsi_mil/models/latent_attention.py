@@ -17,6 +17,7 @@ from wsi_mil.bags import BagBatch, full_precision, segment_mean, spread
 from wsi_mil.errors import ConfigError
 from wsi_mil.models._attention import Projection, check_heads, in_heads
 from wsi_mil.models._base import MILModel, MILOutput, instance_logits_of
+from wsi_mil.settings import Count, Positive, Rate
 
 
 class LatentAttention(MILModel):
@@ -37,17 +38,17 @@ class LatentAttention(MILModel):
         *,
         in_dim: int,
         n_outputs: int,
-        hidden: int = 256,
-        latents: int = 128,
-        heads: int = 8,
-        mlp_ratio: float = 1.0,
-        dropout: float = 0.0,
+        hidden: Count = 256,
+        latents: Count = 128,
+        heads: Count = 8,
+        mlp_ratio: Positive = 1.0,
+        dropout: Rate = 0.0,
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
         check_heads("latent_attention", hidden, heads)
         inner = int(hidden * mlp_ratio)
-        if latents < 1 or inner < 1:
-            raise ConfigError(f"latent_attention: latents={latents}, mlp_ratio={mlp_ratio}; both are above 0")
+        if inner < 1:
+            raise ConfigError(f"latent_attention: mlp_ratio={mlp_ratio} leaves no unit of hidden={hidden}; give more")
         self.hidden = hidden
         self.latents = latents
         self.heads = heads

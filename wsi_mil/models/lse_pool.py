@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from wsi_mil.bags import BagBatch, full_precision, no_autocast, segment_map
-from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._channels import inverse_softplus, log_mean_exp
 from wsi_mil.models._layers import Dropout, FeatureLayer
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.settings import Count, Positive, Rate
 
 
 class LsePool(MILModel):
@@ -36,11 +36,9 @@ class LsePool(MILModel):
     binary_outputs = 1
 
     def __init__(
-        self, *, in_dim: int, n_outputs: int, r: float = 1.0, hidden: int | None = None, dropout: float = 0.0
+        self, *, in_dim: int, n_outputs: int, r: Positive = 1.0, hidden: Count | None = None, dropout: Rate = 0.0
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
-        if r <= 0:
-            raise ConfigError(f"lse_pool: r is {r}; it is above 0")
         self.r = r
         self.hidden = hidden
         self.dropout = dropout

@@ -21,6 +21,7 @@ from wsi_mil.bags import BagBatch, segment_max
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._layers import Dropout, FeatureLayer
 from wsi_mil.models._official import OfficialWeights, linear_head
+from wsi_mil.settings import Count, Rate
 
 
 class MaxPool(MILModel):
@@ -36,7 +37,7 @@ class MaxPool(MILModel):
     score_kinds = ("probability",)
     binary_outputs = 1
 
-    def __init__(self, *, in_dim: int, n_outputs: int, hidden: int | None = None, dropout: float = 0.0) -> None:
+    def __init__(self, *, in_dim: int, n_outputs: int, hidden: Count | None = None, dropout: Rate = 0.0) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
         self.hidden = hidden
         self.dropout = dropout

@@ -19,6 +19,7 @@ from wsi_mil.bags import BagBatch, full_precision, segment_mean, spread
 from wsi_mil.models._base import MILModel, MILOutput, instance_logits_of
 from wsi_mil.models._layers import Dropout, FeatureLayer
 from wsi_mil.models._official import OfficialWeights, linear_head
+from wsi_mil.settings import Count, Rate
 
 
 class MeanPool(MILModel):
@@ -33,7 +34,7 @@ class MeanPool(MILModel):
     paper = "Ilse et al., ICML 2018, arXiv:1802.04712, section 2"
     score_kinds = ("probability", "contribution")
 
-    def __init__(self, *, in_dim: int, n_outputs: int, hidden: int | None = None, dropout: float = 0.0) -> None:
+    def __init__(self, *, in_dim: int, n_outputs: int, hidden: Count | None = None, dropout: Rate = 0.0) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
         self.hidden = hidden
         self.dropout = dropout

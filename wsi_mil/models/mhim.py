@@ -30,7 +30,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,7 @@ from wsi_mil.models._layers import Dropout, hidden_width, uniform
 from wsi_mil.models._official import OfficialWeights
 from wsi_mil.models.dsmil import Dsmil
 from wsi_mil.models.transmil import NystromLayer, TransMil, scaled_softmax
+from wsi_mil.settings import Amount, Count, Positive, Range, Rate, Share, Weight
 
 Baseline = Literal["abmil", "dsmil", "transmil"]
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
@@ -79,12 +80,12 @@ class Mhim(MILModel):
         in_dim: int,
         n_outputs: int,
         baseline: Baseline = "abmil",
-        hidden: int | None = None,
+        hidden: Count | None = None,
         act: Literal["relu", "gelu"] = "relu",
-        dropout: float = 0.25,
-        attention_dim: int = 128,
+        dropout: Rate = 0.25,
+        attention_dim: Count = 128,
         attention_act: Literal["relu", "gelu", "tanh"] = "relu",
-        merge_tokens: int = 0,
+        merge_tokens: Amount = 0,
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
         self.baseline = baseline
@@ -94,10 +95,9 @@ class Mhim(MILModel):
         self.attention_dim = attention_dim
         self.attention_act = attention_act
         self.merge_tokens = merge_tokens
-        if baseline not in ("abmil", "dsmil", "transmil") or act not in ("relu", "gelu") or merge_tokens < 0:
+        if baseline not in ("abmil", "dsmil", "transmil") or act not in ("relu", "gelu"):
             raise ConfigError(
-                f"mhim: baseline={baseline!r}, act={act!r}, merge_tokens={merge_tokens}; baselines are abmil, dsmil "
-                f"and transmil, act is relu or gelu, merge_tokens 0 or more"
+                f"mhim: baseline={baseline!r}, act={act!r}; the first is abmil, dsmil or transmil, act is relu or gelu"
             )
         self.features = nn.Linear(in_dim, self.hidden)
         self.activation = _ACTIVATIONS[act]()
@@ -173,21 +173,21 @@ class Mhim(MILModel):
         self,
         criterion: Criterion,
         *,
-        random: float = 0.5,
-        low: float = 0.0,
-        high: float = 0.01,
-        high_random: float = 0.5,
+        random: Share = 0.5,
+        low: Share = 0.0,
+        high: Share = 0.01,
+        high_random: Annotated[float, Range(0, 1, without_low=True)] = 0.5,
         high_decay: bool = True,
         inverse: bool = False,
         score: Literal["attention", "class"] = "attention",
-        alpha: float = 0.1,
-        temperature: float = 0.1,
-        momentum: float = 0.9999,
+        alpha: Weight = 0.1,
+        temperature: Positive = 0.1,
+        momentum: Share = 0.9999,
         momentum_schedule: Literal["constant", "cosine"] = "constant",
         teacher_dropout: bool = False,
-        warmup: float = 0.2,
-        merge_keep: float = 0.9,
-        merge_momentum: float = 0.9999,
+        warmup: Share = 0.2,
+        merge_keep: Share = 0.9,
+        merge_momentum: Share = 0.9999,
         init_from: str | None = None,
     ) -> "MhimObjective":
         """The student's two losses, and the teacher. Defaults are those of CAMELYON16 with ABMIL, v1.
@@ -262,15 +262,6 @@ class Masking:
     high_random: float = 1.0
     inverse: bool = False
 
-    def __post_init__(self) -> None:
-        shares = {"random": self.random, "low": self.low, "high": self.high}
-        wrong = [f"{name}={share}" for name, share in shares.items() if not 0 <= share <= 1]
-        if wrong or not 0 < self.high_random <= 1:
-            raise ConfigError(
-                f"mhim: {', '.join([*wrong, f'high_random={self.high_random}'])}; shares lie in [0, 1], and "
-                f"high_random above 0"
-            )
-
     def hidden(self, scores: Tensor, permutation: Callable[[int], Tensor]) -> Tensor:
         """(n,) bool: the tiles that are hidden; never all of them.
 
@@ -332,8 +323,6 @@ class MhimObjective(Objective):
             )
         if score == "class" and model.baseline == "dsmil":
             raise ConfigError("mhim: score 'class' is for the baselines abmil and transmil; dsmil takes 'attention'")
-        if not 0 <= warmup <= 1 or not 0 <= momentum <= 1 or not 0 <= merge_keep <= 1:
-            raise ConfigError(f"mhim: warmup={warmup}, momentum={momentum}, merge_keep={merge_keep}; each in [0, 1]")
         self.criterion = criterion
         self.masking = masking
         self.high_decay = high_decay

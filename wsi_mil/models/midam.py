@@ -30,7 +30,7 @@ Differs on purpose:
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,7 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import Criterion, MILModel, MILOutput, Objective, Progress, ScoreKind
 from wsi_mil.models._layers import hidden_width
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.settings import Count, Positive, Range, Rate, Share
 
 ATTENTION_LIMIT = 20.0
 _LEAST_WEIGHT = 1e-8
@@ -67,14 +68,13 @@ class Midam(MILModel):
         in_dim: int,
         n_outputs: int,
         mode: Literal["softmax", "attention"] = "softmax",
-        tau: float = 0.1,
-        hidden: tuple[int, ...] | None = None,
+        tau: Positive = 0.1,
+        hidden: tuple[Count, ...] | None = None,
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
-        if mode not in ("softmax", "attention") or not tau > 0 or hidden == ():
+        if mode not in ("softmax", "attention") or hidden == ():
             raise ConfigError(
-                f"midam: mode={mode!r}, tau={tau}, hidden={hidden}; mode is softmax or attention, tau is above 0, "
-                f"and there is at least one layer"
+                f"midam: mode={mode!r}, hidden={hidden}; mode is softmax or attention, and there is at least one layer"
             )
         self.mode = mode
         self.tau = tau
@@ -142,16 +142,16 @@ class Midam(MILModel):
         self,
         criterion: Criterion,
         *,
-        margin: float = 1.0,
-        gamma: float = 0.9,
-        gamma_milestones: tuple[float, ...] = (),
-        tiles_per_bag: int | None = 128,
+        margin: Positive = 1.0,
+        gamma: Annotated[float, Range(0, 1, without_low=True)] = 0.9,
+        gamma_milestones: tuple[Share, ...] = (),
+        tiles_per_bag: Count | None = 128,
         start: Literal["published", "first_visit"] = "published",
-        warmup: float = 0.02,
+        warmup: Share = 0.02,
         optimizer: Literal["adamw", "sgd"] = "adamw",
-        momentum: float = 0.1,
+        momentum: Rate = 0.1,
         decay_scalars: bool = False,
-        scalar_lr: float | None = 0.05,
+        scalar_lr: Positive | None = 0.05,
     ) -> "MidamObjective":
         """The AUC objective and its state.
 
@@ -228,14 +228,10 @@ class MidamObjective(Objective):
         scalar_lr: float | None,
     ) -> None:
         super().__init__()
-        if start not in ("published", "first_visit") or not 0 < gamma <= 1 or not 0 <= warmup <= 1:
+        if start not in ("published", "first_visit") or optimizer not in ("adamw", "sgd"):
             raise ConfigError(
-                f"midam: start={start!r}, gamma={gamma}, warmup={warmup}; start is published or first_visit, gamma "
-                f"lies in (0, 1], warmup in [0, 1]"
-            )
-        if optimizer not in ("adamw", "sgd") or (scalar_lr is not None and not scalar_lr > 0):
-            raise ConfigError(
-                f"midam: optimizer={optimizer!r}, scalar_lr={scalar_lr}; the first is adamw or sgd, the second above 0"
+                f"midam: start={start!r}, optimizer={optimizer!r}; the first is published or first_visit, the second "
+                f"adamw or sgd"
             )
         self.criterion = criterion
         self.margin = margin

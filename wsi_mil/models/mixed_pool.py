@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wsi_mil.errors import ConfigError
 from wsi_mil.models._channels import ChannelPooling, at_maximum
+from wsi_mil.settings import Count, Rate, Share
 
 
 class MixedPool(ChannelPooling):
@@ -29,16 +29,14 @@ class MixedPool(ChannelPooling):
         *,
         in_dim: int,
         n_outputs: int,
-        mix: float = 0.5,
+        mix: Share = 0.5,
         per_channel: bool = False,
-        hidden: int | None = None,
+        hidden: Count | None = None,
         feature_layer: bool = True,
-        dropout: float = 0.0,
+        dropout: Rate = 0.0,
     ) -> None:
         shared: dict[str, Any] = {"hidden": hidden, "feature_layer": feature_layer, "dropout": dropout}
         super().__init__(in_dim=in_dim, n_outputs=n_outputs, **shared)
-        if not 0 <= mix <= 1:
-            raise ConfigError(f"mixed_pool: mix is {mix}; it is a share between 0 and 1")
         self.mix = mix
         self.per_channel = per_channel
         start = torch.tensor(mix, dtype=torch.float64).logit().float()

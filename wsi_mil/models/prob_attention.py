@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from wsi_mil.bags import full_precision
 from wsi_mil.models._base import ScoreKind
-from wsi_mil.models._probability import ProbabilityPooling, weighted_log_odds
+from wsi_mil.models._probability import Prior, ProbabilityPooling, weighted_log_odds
+from wsi_mil.settings import Count, Rate
 
 
 class ProbAttention(ProbabilityPooling):
@@ -21,12 +22,13 @@ class ProbAttention(ProbabilityPooling):
     score_kinds: tuple[ScoreKind, ...] = ("probability", "attention")
 
     def __init__(
-        self, *, in_dim: int, n_outputs: int, hidden: int | None = 256, prior: float = 0.05, dropout: float = 0.0
+        self, *, in_dim: int, n_outputs: int, hidden: Count | None = 256, prior: Prior = 0.05, dropout: Rate = 0.0
     ) -> None:
         shared: dict[str, Any] = {"hidden": hidden, "prior": prior, "dropout": dropout}
         super().__init__(in_dim=in_dim, n_outputs=n_outputs, **shared)
         self.attention = nn.Linear(hidden or in_dim, n_outputs)
         self.attention_parts = tuple(f"class{c}" for c in range(n_outputs))
+        self.attention_of_classes = n_outputs > 1
 
     def attend(self, hidden: Tensor) -> Tensor:
         """hidden: (total, h). Returns (total, k)."""

@@ -18,7 +18,7 @@ Differs on purpose:
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from wsi_mil.models._base import BagObjective, Criterion, MILModel, MILOutput, P
 from wsi_mil.models._official import OfficialWeights
 from wsi_mil.models._recompute import row_by_row
 from wsi_mil.models._spatial import nearest_tiles
+from wsi_mil.settings import Count, Range, Weight
 
 Decay = Literal["gaussian", "exponential", "inverse_quadratic"]
 _CLIP, _MIN_RADIUS, _MAX_RADIUS = 1e-3, 1.0, 25.0
@@ -48,7 +49,7 @@ class Psa(MILModel):
     ties: which of equally far tiles come first.
     """
 
-    summary = "spatial self-attention whose heads learn how far to look (PSA-MIL)"
+    summary = "heads learn how far tiles look at each other; its scores are of mixed tiles (PSA-MIL)"
     family = "transformer, spatial"
     paper = "Peled et al., WACV 2026, arXiv:2503.16284"
     score_kinds = ("attention", "contribution")
@@ -60,10 +61,10 @@ class Psa(MILModel):
         *,
         in_dim: int,
         n_outputs: int,
-        heads: int = 3,
-        head_dim: int = 96,
-        depth: int = 1,
-        adapter_layers: int = 1,
+        heads: Count = 3,
+        head_dim: Count = 96,
+        depth: Count = 1,
+        adapter_layers: Count = 1,
         decay: Decay = "gaussian",
         ties: Literal["grid", "file"] = "grid",
     ) -> None:
@@ -73,8 +74,6 @@ class Psa(MILModel):
                 f"psa: decay={decay!r}, ties={ties!r}; decay is gaussian, exponential or inverse_quadratic, ties are "
                 f"broken by grid or file"
             )
-        if min(heads, head_dim, depth, adapter_layers) < 1:
-            raise ConfigError("psa: heads, head_dim, depth and adapter_layers are at least 1")
         self.heads, self.head_dim, self.depth, self.adapter_layers = heads, head_dim, depth, adapter_layers
         self.decay, self.ties = decay, ties
         hidden = heads * head_dim
@@ -128,7 +127,7 @@ class Psa(MILModel):
         return [block.decay for block in cast(list[_Block], list(self.blocks))]
 
     def objective(
-        self, criterion: Criterion, *, diversity_weight: float = 0.001, decay_lr: float = 0.01
+        self, criterion: Criterion, *, diversity_weight: Weight = 0.001, decay_lr: Annotated[float, Range(0)] = 0.01
     ) -> "PsaObjective":
         """CE minus the heads' diversity. decay_lr: learning rate of the radii."""
         return PsaObjective(criterion, diversity_weight=diversity_weight, decay_lr=decay_lr)

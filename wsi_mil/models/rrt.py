@@ -34,6 +34,7 @@ from wsi_mil.models._layers import Dropout
 from wsi_mil.models._official import OfficialWeights
 from wsi_mil.models._recompute import in_pieces
 from wsi_mil.models._spatial import raster_order, slide_key
+from wsi_mil.settings import Amount, Count, Rate
 
 _HELD_LOGITS = 2**25
 """Attention logits of windows that are held at once; with more, windows are computed again for the gradient."""
@@ -49,7 +50,7 @@ class Rrt(MILModel):
     on what attention of either kind answers.  order, strict_mask, max_window: see above.
     """
 
-    summary = "regional re-embedding of tiles before attention pooling (RRT-MIL)"
+    summary = "tiles mixed within regions, then attention pooling; its scores are of mixed tiles (RRT-MIL)"
     family = "transformer, regional"
     paper = "Tang et al., CVPR 2024, arXiv:2402.17228"
     score_kinds = ("attention", "contribution")
@@ -61,24 +62,24 @@ class Rrt(MILModel):
         *,
         in_dim: int,
         n_outputs: int,
-        hidden: int = 512,
-        heads: int = 8,
-        regions: int = 8,
-        epeg: int = 15,
-        layers: int = 2,
-        cross_regions: int = 8,
-        cross_heads: int = 8,
-        representatives: int = 3,
+        hidden: Count = 512,
+        heads: Count = 8,
+        regions: Count = 8,
+        epeg: Amount = 15,
+        layers: Count = 2,
+        cross_regions: Count = 8,
+        cross_heads: Count = 8,
+        representatives: Count = 3,
         cross_mlp: bool = False,
         shortcut: bool = False,
         activation: Literal["relu", "gelu"] = "relu",
         pool_activation: Literal["tanh", "relu"] = "tanh",
-        attention_dim: int = 128,
-        dropout: float = 0.25,
-        attention_dropout: float = 0.1,
+        attention_dim: Count = 128,
+        dropout: Rate = 0.25,
+        attention_dropout: Rate = 0.1,
         order: Literal["file", "coords"] = "file",
         strict_mask: bool = False,
-        max_window: int = 4096,
+        max_window: Count = 4096,
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
         self.hidden, self.heads, self.regions, self.epeg, self.layers = hidden, heads, regions, epeg, layers
@@ -367,9 +368,7 @@ def _start(model: Rrt) -> None:
 def _check(model: Rrt) -> None:
     if model.hidden % model.heads or model.hidden % model.cross_heads:
         raise ConfigError(f"rrt: hidden={model.hidden} is no multiple of heads={model.heads}, {model.cross_heads}")
-    if model.epeg < 0 or (model.epeg and model.epeg % 2 == 0):
+    if model.epeg and model.epeg % 2 == 0:
         raise ConfigError(f"rrt: epeg={model.epeg}; the convolution has an odd length, or 0 for none")
     if model.order not in ("file", "coords"):
         raise ConfigError(f"rrt: order={model.order!r}; it is file or coords")
-    if min(model.regions, model.cross_regions, model.layers, model.representatives) < 1:
-        raise ConfigError("rrt: regions, cross_regions, layers and representatives are at least 1")

@@ -6,10 +6,12 @@ MAB(S, X) with learned seeds S (eqs. 6 to 11).
 Reference code: juho-lee/set_transformer@73432c6. As there: the scale is that of the full width, not of a head's; the
 residual is the projected query; there is no output projection and no feed-forward in front of PMA.
 
-Differs on purpose, for whole slides (METHODS, part B, section 3):
-- Linear and LayerNorm in front (hidden=None for none); dropout acts on their output, the published code has none.
-- LayerNorm in the blocks is on (norm=False is the published default); no SAB after PMA (decoder_depth=2 is published),
-  because on one seed it is a feed-forward and its keys get no gradient.
+Differs on purpose, for whole slides:
+- Linear and LayerNorm in front (hidden=None for none); dropout of 0.1 acts on their output. The published
+  `SetTransformer` has none, the classifier of point clouds 0.5 in front of the pooling and behind it.
+- LayerNorm in the blocks is on (norm=False is the published default); no SAB after PMA, as in the classifier of point
+  clouds (`SetTransformer` has two: decoder_depth=2), because on one seed it is a feed-forward and its keys get no
+  gradient.
 - With several seeds one linear layer reads them side by side; per_class=True gives each class a seed and a row of its
   own; the published head reads each seed with the same layer.
 - Full attention between tiles (block="sab") is refused above 8,192 tiles.
@@ -25,9 +27,18 @@ from torch.nn import functional as F
 
 from wsi_mil.bags import BagBatch
 from wsi_mil.errors import ConfigError
-from wsi_mil.models._attention import Looked, Projection, check_heads, head_tensors, head_values, in_heads, look
+from wsi_mil.models._attention import (
+    Looked,
+    Projection,
+    check_heads,
+    head_tensors,
+    head_values,
+    in_heads,
+    look,
+)
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.settings import Amount, Count, Rate
 
 MAX_TILES_OF_SAB = 8192
 """Full self-attention takes time with the square of the tiles; longer bags are refused."""
@@ -54,17 +65,17 @@ class SetTransformer(MILModel):
         *,
         in_dim: int,
         n_outputs: int,
-        hidden: int | None = 256,
-        width: int | None = None,
-        heads: int = 4,
-        depth: int = 2,
+        hidden: Count | None = 256,
+        width: Count | None = None,
+        heads: Count = 4,
+        depth: Amount = 2,
         block: Literal["isab", "sab"] = "isab",
-        inducing: int = 32,
-        seeds: int = 1,
+        inducing: Count = 32,
+        seeds: Count = 1,
         per_class: bool = False,
-        decoder_depth: int = 0,
+        decoder_depth: Amount = 0,
         norm: bool = True,
-        dropout: float = 0.1,
+        dropout: Rate = 0.1,
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
         self.hidden = hidden
@@ -83,6 +94,7 @@ class SetTransformer(MILModel):
         self.random_in_training = dropout > 0
         parts, word = (n_seeds, "class" if per_class else "seed") if n_seeds > 1 else (heads, "head")
         self.attention_parts = tuple(f"{word}{i}" for i in range(parts))
+        self.attention_of_classes = per_class and n_outputs > 1
         self.features = Projection(in_dim, hidden, dropout=dropout)
         widths = [hidden or in_dim] + [self.width] * depth
         self.encoder = nn.ModuleList(
@@ -139,7 +151,7 @@ class SetTransformer(MILModel):
         """Weights of the published `SetTransformer` (enc.*, dec.*), or of its blocks by the names isab, pma and sab.
 
         Blocks have no head: `bag_embedding` is what they give (b, seeds, width), and so are the logits, flattened;
-        n_outputs asks for a head of zeros instead. heads (4) is not in the weights; the published dropout is 0.
+        n_outputs asks for a head of zeros instead. heads (4) and dropout are not in the weights.
         """
         weights = OfficialWeights(cls.__name__, state_dict, ignore=ignore)
         encoder, pooling, decoder, head = _blocks(weights)
@@ -242,11 +254,6 @@ def _check(model: SetTransformer) -> None:
         raise ConfigError(f"set_transformer: block is {model.block!r}; it is isab or sab")
     if model.hidden is not None and model.width != model.hidden:
         raise ConfigError(f"set_transformer: width={model.width} is for hidden=null; here hidden={model.hidden} counts")
-    if min(model.depth, model.decoder_depth) < 0 or min(model.inducing, model.seeds) < 1:
-        raise ConfigError(
-            f"set_transformer: depth={model.depth}, decoder_depth={model.decoder_depth}, inducing={model.inducing}, "
-            f"seeds={model.seeds}; depths are at least 0, the others at least 1"
-        )
     if model.per_class and model.seeds != 1:
         raise ConfigError("set_transformer: per_class has one seed for each class; leave seeds away")
     check_heads("set_transformer", model.width, model.heads)
@@ -264,6 +271,7 @@ def _refuse_long(batch: BagBatch) -> None:
 def _blocks(weights: OfficialWeights) -> tuple[list[str], str, list[str], str]:
     """Official names of the blocks before the pooling, of the pooling, of those after it, and of the head."""
 
+    # places in the published Sequentials, more than any has: blocks stand among dropouts, so numbers have gaps
     numbered = [f"{stage}.{i}" for stage in ("enc", "dec") for i in range(16)]
     names = [name for name in ("isab", *numbered, "pma", "sab") if f"{name}.mab*" in weights]
     first_behind = [name for name in names if name.startswith(("dec", "pma"))]

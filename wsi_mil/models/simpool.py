@@ -19,6 +19,7 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.models._attention import check_heads, head_tensors, in_heads, look, own_channels
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._official import OfficialWeights
+from wsi_mil.settings import Count, Positive
 
 EPS = 1e-6
 
@@ -41,18 +42,15 @@ class SimPool(MILModel):
         *,
         in_dim: int,
         n_outputs: int,
-        heads: int = 1,
+        heads: Count = 1,
         qkv_bias: bool = False,
-        gamma: float | None = None,
+        gamma: Positive | None = None,
         gamma_minimum: Literal["bag", "batch"] = "bag",
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)
         check_heads("simpool", in_dim, heads)
-        if gamma_minimum not in ("bag", "batch") or (gamma is not None and gamma <= 0):
-            raise ConfigError(
-                f"simpool: gamma={gamma}, gamma_minimum={gamma_minimum!r}; "
-                f"gamma is above 0 or null, the other is bag or batch"
-            )
+        if gamma_minimum not in ("bag", "batch"):
+            raise ConfigError(f"simpool: gamma_minimum={gamma_minimum!r}; it is bag or batch")
         self.heads = heads
         self.qkv_bias = qkv_bias
         self.gamma = gamma

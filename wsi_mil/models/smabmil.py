@@ -26,7 +26,8 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._layers import FeatureLayer
 from wsi_mil.models._official import OfficialWeights
-from wsi_mil.models._spatial import Smoothing, adjacency
+from wsi_mil.models._spatial import Radius, Smoothing, adjacency
+from wsi_mil.settings import Count, Rate
 
 _NORMED = {"early": ("tanh", "weights"), "mid": ("weights",), "late": ()}
 
@@ -53,14 +54,14 @@ class Smabmil(MILModel):
         in_dim: int,
         n_outputs: int,
         where: Literal["early", "mid", "late"] = "late",
-        alpha: float | None = None,
+        alpha: Rate | None = None,
         mode: Literal["iterative", "exact"] = "iterative",
-        steps: int = 10,
-        radius: float = 1.5,
-        attention_dim: int = 128,
+        steps: Count = 10,
+        radius: Radius = 1.5,
+        attention_dim: Count = 128,
         activation: Literal["tanh", "relu", "gelu"] = "tanh",
         spectral_norm: bool = False,
-        hidden: int | None = None,
+        hidden: Count | None = None,
         legacy_torchmil_alpha: bool = False,
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from wsi_mil.models._channels import ChannelPooling
+from wsi_mil.settings import Count, Rate
 
 
 class SoftPool(ChannelPooling):
@@ -31,9 +32,9 @@ class SoftPool(ChannelPooling):
         in_dim: int,
         n_outputs: int,
         learn_temperature: bool = True,
-        hidden: int | None = None,
+        hidden: Count | None = None,
         feature_layer: bool = True,
-        dropout: float = 0.0,
+        dropout: Rate = 0.0,
     ) -> None:
         shared: dict[str, Any] = {"hidden": hidden, "feature_layer": feature_layer, "dropout": dropout}
         super().__init__(in_dim=in_dim, n_outputs=n_outputs, **shared)

@@ -35,6 +35,7 @@ from wsi_mil.models._base import MILModel, MILOutput
 from wsi_mil.models._layers import Dropout, FeatureLayer, hidden_width
 from wsi_mil.models._official import OfficialWeights
 from wsi_mil.models._recompute import LONG, computed_again
+from wsi_mil.settings import Count, Rate
 
 PPEG_KERNELS = (7, 5, 3)
 LEAST_SIDE = 7
@@ -64,11 +65,11 @@ class TransMil(MILModel):
         *,
         in_dim: int,
         n_outputs: int,
-        hidden: int | None = None,
-        heads: int = 8,
-        landmarks: int | None = None,
-        iterations: int = 6,
-        dropout: float = 0.1,
+        hidden: Count | None = None,
+        heads: Count = 8,
+        landmarks: Count | None = None,
+        iterations: Count = 6,
+        dropout: Rate = 0.1,
         square: Literal["tokens", "positions"] = "tokens",
     ) -> None:
         super().__init__(in_dim=in_dim, n_outputs=n_outputs)

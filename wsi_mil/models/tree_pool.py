@@ -8,13 +8,13 @@ of the bag. Gates are 0.5 at the start. No published code is loaded.
 """
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from wsi_mil.errors import ConfigError
 from wsi_mil.models._channels import ChannelPooling, at_maximum, inverse_softplus, log_mean_exp, slack, summary
+from wsi_mil.settings import Count, Positive, Range, Rate
 
 
 class TreePool(ChannelPooling):
@@ -33,17 +33,15 @@ class TreePool(ChannelPooling):
         *,
         in_dim: int,
         n_outputs: int,
-        top: float = 0.01,
-        sharpness: float = 1.0,
+        top: Annotated[float, Range(0, 1, without_low=True)] = 0.01,
+        sharpness: Positive = 1.0,
         per_channel: bool = False,
-        hidden: int | None = None,
+        hidden: Count | None = None,
         feature_layer: bool = True,
-        dropout: float = 0.0,
+        dropout: Rate = 0.0,
     ) -> None:
         shared: dict[str, Any] = {"hidden": hidden, "feature_layer": feature_layer, "dropout": dropout}
         super().__init__(in_dim=in_dim, n_outputs=n_outputs, **shared)
-        if not 0 < top <= 1 or sharpness <= 0:
-            raise ConfigError(f"tree_pool: top={top}, sharpness={sharpness}; top is in (0, 1], sharpness above 0")
         self.top = top
         self.sharpness = sharpness
         self.per_channel = per_channel

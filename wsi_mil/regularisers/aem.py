@@ -23,6 +23,7 @@ from torch import Tensor
 from wsi_mil.bags import full_precision, no_autocast, split
 from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import MILModel, MILOutput, Objective, Progress, Regulariser
+from wsi_mil.settings import Count, Weight
 
 
 class Aem(Regulariser):
@@ -39,16 +40,14 @@ class Aem(Regulariser):
         self,
         inner: Objective,
         *,
-        weight: float = 0.1,
+        weight: Weight = 0.1,
         schedule: Literal["constant", "cosine"] = "constant",
-        end_weight: float = 0.0,
-        top_k: int | None = None,
+        end_weight: Weight = 0.0,
+        top_k: Count | None = None,
     ) -> None:
         super().__init__(inner)
         if schedule not in ("constant", "cosine"):
             raise ConfigError(f"aem: schedule is constant or cosine, not {schedule!r}")
-        if top_k is not None and top_k < 1:
-            raise ConfigError(f"aem: top_k={top_k}; it is at least 1, or left out for all tiles")
         self.weight = weight
         self.schedule = schedule
         self.end_weight = end_weight

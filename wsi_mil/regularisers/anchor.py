@@ -12,6 +12,7 @@ from wsi_mil.bags import BagBatch
 from wsi_mil.errors import ConfigError
 from wsi_mil.models._anchor import Anchor, Kind, Scaling
 from wsi_mil.models._base import MILModel, MILOutput, Objective, Progress, Regulariser, recorded_outputs
+from wsi_mil.settings import Amount, Positive, Share, Weight
 
 
 class AttentionAnchor(Regulariser):
@@ -19,7 +20,7 @@ class AttentionAnchor(Regulariser):
 
     inner: the objective it is added to.  weight: of the term.  momentum: of the copy.  temperature: tau of the target.
     kind: a moving copy, the first weights, or equal attention.  scaling: the paper's sum over tiles or the published
-    code's mean.  warm_up: steps in which the copy follows the model and the term is zero.
+    code's mean.  warm_up: steps in which the term is zero and a moving copy follows the model.
     """
 
     summary = "attention anchored to a slow copy of the model (ASMIL), for every method with attention"
@@ -29,12 +30,12 @@ class AttentionAnchor(Regulariser):
         self,
         inner: Objective,
         *,
-        weight: float = 0.1,
-        momentum: float = 0.999,
-        temperature: float = 0.5,
+        weight: Weight = 0.1,
+        momentum: Share = 0.999,
+        temperature: Positive = 0.5,
         kind: Kind = "ema",
         scaling: Scaling = "sum",
-        warm_up: int = 0,
+        warm_up: Amount = 0,
     ) -> None:
         super().__init__(inner)
         self.anchor = Anchor(

@@ -8,6 +8,7 @@ from torch import Tensor
 from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import MILModel, MILOutput, Objective, Progress, Regulariser
 from wsi_mil.models.acmil import branch_similarity
+from wsi_mil.settings import Weight
 
 
 class AttentionDiversity(Regulariser):
@@ -19,7 +20,7 @@ class AttentionDiversity(Regulariser):
     summary = "columns of attention kept apart (mean pairwise cosine), for methods with several"
     paper = "after Zhang et al., ECCV 2024, arXiv:2311.07125"
 
-    def __init__(self, inner: Objective, *, weight: float = 0.1) -> None:
+    def __init__(self, inner: Objective, *, weight: Weight = 0.1) -> None:
         super().__init__(inner)
         self.weight = weight
 

@@ -21,6 +21,7 @@ from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import Criterion, MILModel, MILOutput, Objective, Progress, Regulariser, ScoreKind
 from wsi_mil.models._layers import hidden_width
 from wsi_mil.models._mammoth import MammothLayer
+from wsi_mil.settings import Count, Rate
 
 _SLOT_DIM, _HEADS = 256, 16
 
@@ -41,13 +42,13 @@ class Mammoth(Regulariser):
         self,
         inner: Objective,
         *,
-        experts: int = 30,
-        slots: int = 10,
-        heads: int | None = None,
-        slot_dim: int | None = None,
-        rank: int | None = None,
+        experts: Count = 30,
+        slots: Count = 10,
+        heads: Count | None = None,
+        slot_dim: Count | None = None,
+        rank: Count | None = None,
         keep_slots: bool = True,
-        dropout: float = 0.1,
+        dropout: Rate = 0.1,
         layer_norm: bool = True,
     ) -> None:
         super().__init__(inner)
@@ -156,6 +157,7 @@ class _WithExperts(MILModel):
         self.keep_slots = keep_slots
         self.random_in_training = behind.random_in_training or layer.drop.rate > 0
         self.attention_parts = behind.attention_parts
+        self.attention_of_classes = behind.attention_of_classes
         if not keep_slots:
             self.score_kinds = behind.score_kinds
             self.uses_positions = behind.uses_positions

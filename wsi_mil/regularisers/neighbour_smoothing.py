@@ -12,7 +12,7 @@ from wsi_mil.bags import BagBatch, full_precision, no_autocast
 from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import MILModel, MILOutput, Objective, Progress, Regulariser
 from wsi_mil.models._scores import ScoreChange
-from wsi_mil.models._spatial import adjacency
+from wsi_mil.models._spatial import Radius, adjacency
 
 
 class NeighbourSmoothing(Regulariser):
@@ -24,10 +24,8 @@ class NeighbourSmoothing(Regulariser):
     summary = "attention scores mixed with those of neighbouring tiles, by a learned amount"
     paper = "after multi-token attention, Golovneva et al. 2025, arXiv:2504.00927"
 
-    def __init__(self, inner: Objective, *, radius: float = 1.5) -> None:
+    def __init__(self, inner: Objective, *, radius: Radius = 1.5) -> None:
         super().__init__(inner)
-        if radius < 1:
-            raise ConfigError(f"neighbour_smoothing: radius={radius}; below 1 there are no neighbours")
         self.radius = radius
 
     def change(self, model: MILModel) -> MILModel:

@@ -12,7 +12,8 @@ from wsi_mil.bags import BagBatch
 from wsi_mil.errors import ConfigError
 from wsi_mil.models._base import MILModel, MILOutput, Objective, Progress, Regulariser
 from wsi_mil.models._scores import ScoreChange, add_part
-from wsi_mil.models._spatial import Smoothing, adjacency
+from wsi_mil.models._spatial import Radius, Smoothing, adjacency
+from wsi_mil.settings import Count, Rate
 
 
 class Sm(Regulariser):
@@ -31,10 +32,10 @@ class Sm(Regulariser):
         inner: Objective,
         *,
         where: Literal["early", "late"] = "early",
-        alpha: float | None = None,
+        alpha: Rate | None = None,
         mode: Literal["iterative", "exact"] = "iterative",
-        steps: int = 10,
-        radius: float = 1.5,
+        steps: Count = 10,
+        radius: Radius = 1.5,
         legacy_torchmil_alpha: bool = False,
     ) -> None:
         super().__init__(inner)
