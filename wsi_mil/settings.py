@@ -10,6 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -70,6 +71,32 @@ def typed(
     _refuse_unknown(values, allowed, where=where)
     hints = get_type_hints(function.__init__ if inspect.isclass(function) else function, include_extras=True)
     return {name: _one(value, hints.get(name, Any), name=name, where=where) for name, value in values.items()}
+
+
+def check_ranges(cls: type, values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a number out of the range that the constructor of `cls` declares for it."""
+    for name, wanted in _hints(cls).items():
+        if name in values and not _in_range(values[name], wanted):
+            raise ConfigError(f"{cls.__name__}: {name} is {values[name]!r}; it must be {_in_words(wanted)}.")
+
+
+@cache
+def _hints(cls: type) -> Mapping[str, Any]:
+    try:
+        return get_type_hints(cls.__init__, include_extras=True)  # type: ignore[misc]
+    except NameError:  # a user's own file may name types that are there for type checkers alone
+        return {}
+
+
+def _in_range(value: Any, wanted: Any) -> bool:
+    origin, parts = get_origin(wanted), get_args(wanted)
+    if origin is Annotated and isinstance(value, int | float):
+        return all(value in extra for extra in parts[1:] if isinstance(extra, Range))
+    if origin in (Union, UnionType):
+        return any(_in_range(value, part) for part in parts if part is not NoneType) or value is None
+    if origin is tuple and isinstance(value, tuple | list):
+        return all(_in_range(item, parts[0]) for item in value)
+    return True
 
 
 def _one(value: Any, wanted: Any, *, name: str, where: str) -> Any:

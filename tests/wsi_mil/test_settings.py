@@ -5,7 +5,10 @@ from typing import Literal
 import pytest
 
 from wsi_mil.errors import ConfigError
+from wsi_mil.lookup import find_model, find_regulariser
+from wsi_mil.models._base import BagObjective
 from wsi_mil.settings import Amount, Count, Finite, Positive, Rate, Share, Weight, typed
+from wsi_mil.tasks import class_task
 
 
 @pytest.mark.parametrize(
@@ -72,6 +75,21 @@ def test_the_ends_of_a_range_are_allowed(value, wanted):
         return setting
 
     assert typed(method, {"setting": value}, where="x") == {"setting": float(value) if wanted is not Count else value}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("abmil", {"dropout": 1.5}), ("acmil", {"mask_drop": -0.1}), ("focusmil", {"hidden": (8, 0)})],
+)
+def test_a_method_built_in_python_is_held_to_its_ranges_too(name, settings):
+    with pytest.raises(ConfigError, match=rf"{next(iter(settings))} is .*it must be"):
+        find_model(name)(in_dim=8, n_outputs=2, **settings)
+
+
+def test_a_plug_in_built_in_python_is_held_to_its_ranges_too():
+    objective = BagObjective(class_task("label", ("no", "yes")).criterion(2))
+    with pytest.raises(ConfigError, match="weight is -3"):
+        find_regulariser("aem")(objective, weight=-3)
 
 
 def test_a_refusal_says_the_range():

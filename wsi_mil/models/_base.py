@@ -1,6 +1,6 @@
 """What every MIL method is: MILModel (bags in, MILOutput out) and Objective (what its training minimises)."""
 
-from abc import ABC, abstractmethod
+from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from wsi_mil.bags import BagBatch, full_precision, spread
 from wsi_mil.errors import ConfigError
 from wsi_mil.heatmap import ScoreColumn
+from wsi_mil.settings import check_ranges
 
 ScoreKind = Literal["probability", "attention", "contribution"]
 
@@ -63,6 +64,14 @@ class StoredScores(NamedTuple):
         return ScoreColumn(name=self.name, kind=self.kind, label=self.label)
 
 
+class _InRange(ABCMeta):
+    """Classes whose numbers are held to the ranges of their signature wherever they are built, in Python too."""
+
+    def __call__(cls, *args: Any, **settings: Any) -> Any:
+        check_ranges(cls, settings)
+        return super().__call__(*args, **settings)
+
+
 class Criterion(nn.Module, ABC):
     """The bag loss that a task prescribes; class weights are inside."""
 
@@ -76,7 +85,7 @@ class Criterion(nn.Module, ABC):
         return torch.ones(len(target), device=target.device) if weights is None else weights[target]
 
 
-class MILModel(nn.Module, ABC):
+class MILModel(nn.Module, metaclass=_InRange):
     """A MIL method: bags in, MILOutput out. Knows no labels, files, devices or global randomness.
 
     Subclasses are final, live in one file with their objective, and say what they are in the class variables. Those
@@ -249,7 +258,7 @@ class MILModel(nn.Module, ABC):
         return weights * full_precision(instance_logits_of(self, output))
 
 
-class Objective(nn.Module, ABC):
+class Objective(nn.Module, metaclass=_InRange):
     """What training minimises. Its state (teachers, queues, per-bag memory keyed by id) is part of the checkpoint."""
 
     needs_both_classes: bool = False
