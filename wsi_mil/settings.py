@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, wraps
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -73,17 +73,29 @@ def typed(
     return {name: _one(value, hints.get(name, Any), name=name, where=where) for name, value in values.items()}
 
 
-def check_ranges(cls: type, values: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a number out of the range that the constructor of `cls` declares for it."""
-    for name, wanted in _hints(cls).items():
-        if name in values and not _in_range(values[name], wanted):
-            raise ConfigError(f"{cls.__name__}: {name} is {values[name]!r}; it must be {_in_words(wanted)}.")
+def holds_its_ranges(cls: type) -> None:
+    """Make a class refuse numbers out of the ranges of its constructor wherever it is built, in Python as in a study.
+
+    It then raises ConfigError. The constructor keeps its signature.
+    """
+    if "__init__" not in vars(cls):
+        return
+    init = vars(cls)["__init__"]
+
+    @wraps(init)
+    def checked(self: Any, *args: Any, **settings: Any) -> None:
+        for name, wanted in _hints(init).items():
+            if name in settings and not _in_range(settings[name], wanted):
+                raise ConfigError(f"{cls.__name__}: {name} is {settings[name]!r}; it must be {_in_words(wanted)}.")
+        init(self, *args, **settings)
+
+    cls.__init__ = checked  # type: ignore[misc]
 
 
 @cache
-def _hints(cls: type) -> Mapping[str, Any]:
+def _hints(init: Callable[..., Any]) -> Mapping[str, Any]:
     try:
-        return get_type_hints(cls.__init__, include_extras=True)  # type: ignore[misc]
+        return get_type_hints(init, include_extras=True)
     except NameError:  # a user's own file may name types that are there for type checkers alone
         return {}
 

@@ -1,6 +1,6 @@
 """What every MIL method is: MILModel (bags in, MILOutput out) and Objective (what its training minimises)."""
 
-from abc import ABC, ABCMeta, abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from wsi_mil.bags import BagBatch, full_precision, spread
 from wsi_mil.errors import ConfigError
 from wsi_mil.heatmap import ScoreColumn
-from wsi_mil.settings import check_ranges
+from wsi_mil.settings import holds_its_ranges
 
 ScoreKind = Literal["probability", "attention", "contribution"]
 
@@ -64,14 +64,6 @@ class StoredScores(NamedTuple):
         return ScoreColumn(name=self.name, kind=self.kind, label=self.label)
 
 
-class _InRange(ABCMeta):
-    """Classes whose numbers are held to the ranges of their signature wherever they are built, in Python too."""
-
-    def __call__(cls, *args: Any, **settings: Any) -> Any:
-        check_ranges(cls, settings)
-        return super().__call__(*args, **settings)
-
-
 class Criterion(nn.Module, ABC):
     """The bag loss that a task prescribes; class weights are inside."""
 
@@ -85,7 +77,7 @@ class Criterion(nn.Module, ABC):
         return torch.ones(len(target), device=target.device) if weights is None else weights[target]
 
 
-class MILModel(nn.Module, metaclass=_InRange):
+class MILModel(nn.Module, ABC):
     """A MIL method: bags in, MILOutput out. Knows no labels, files, devices or global randomness.
 
     Subclasses are final, live in one file with their objective, and say what they are in the class variables. Those
@@ -122,6 +114,10 @@ class MILModel(nn.Module, metaclass=_InRange):
 
     in_dim: int
     n_outputs: int
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        holds_its_ranges(cls)
 
     def __init__(self, *, in_dim: int, n_outputs: int) -> None:
         super().__init__()
@@ -258,7 +254,7 @@ class MILModel(nn.Module, metaclass=_InRange):
         return weights * full_precision(instance_logits_of(self, output))
 
 
-class Objective(nn.Module, metaclass=_InRange):
+class Objective(nn.Module, ABC):
     """What training minimises. Its state (teachers, queues, per-bag memory keyed by id) is part of the checkpoint."""
 
     needs_both_classes: bool = False
@@ -321,6 +317,10 @@ class Regulariser(Objective):
     """One line for `wsi-mil list regularisers`; the docstring's first line says it too."""
     paper: ClassVar[str] = ""
     """Where it comes from, as for MILModel."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        holds_its_ranges(cls)
 
     def __init__(self, inner: Objective) -> None:
         super().__init__()
