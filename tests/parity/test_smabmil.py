@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from wsi_mil.bags import Bag, pack
+from wsi_mil.bags import Bag, pack, split
 from wsi_mil.errors import ConfigError
 from wsi_mil.lookup import find_model
 from wsi_mil.models._spatial import Smoothing, adjacency, nearest_tiles, tile_edges
@@ -174,3 +174,20 @@ def test_wrong_settings_are_refused(wrong, refused):
 def test_weights_without_a_coefficient_need_the_alpha(vectors):
     with pytest.raises(ConfigError, match="alpha"):
         find_model("smabmil").from_official(vectors("smabmil_mid_sn").under("w/"), where="mid")
+
+
+def test_bags_are_smoothed_each_for_itself_and_their_gradients_add_up(batch_of):
+    places = [(i % 4, i // 4) for n in (9, 1, 14) for i in range(n)]
+    batch = at(batch_of(torch.randn(9, 6), torch.randn(1, 6), torch.randn(14, 6)), places)
+    smooth = Smoothing(alpha=None).double()
+    values = batch.features.double().requires_grad_()
+    together = smooth(values, adjacency(batch, 1), batch.offsets)
+    alone = [
+        smooth(rows.double(), adjacency(pack([bag]), 1), torch.tensor([0, len(rows)]))
+        for bag, rows in zip(batch.bags(), split(batch.features, batch.offsets), strict=True)
+    ]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-12, atol=1e-12)
+    (whole,) = torch.autograd.grad(together.square().sum(), smooth.coefficient)
+    parts = [torch.autograd.grad(rows.square().sum(), smooth.coefficient)[0] for rows in alone]
+    torch.testing.assert_close(whole, torch.stack(parts).sum(), rtol=1e-12, atol=1e-12)
+    assert whole.abs() > 1e-3

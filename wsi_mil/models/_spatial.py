@@ -14,7 +14,9 @@ Differs on purpose:
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import torch
@@ -134,7 +136,8 @@ class Smoothing(nn.Module):
     def forward(self, values: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
         """values: (total, w).  weights: (total, total) normalised adjacency, sparse or dense. Returns (total, w).
 
-        Columns do not meet, so that long bags are smoothed some columns at a time; no step of them is kept.
+        Neither bags nor columns meet: bags are smoothed one after the other, which keeps a short one in the processor's
+        cache, and long ones some columns at a time. No step of them is kept.
         """
         values = full_precision(values)
         with no_autocast(values):
@@ -142,7 +145,7 @@ class Smoothing(nn.Module):
                 smooth: Tensor = _Solve.apply(values, self.gamma.to(values), weights.to(torch.float64), offsets)
             else:
                 alpha = self.effective_alpha.to(values)
-                smooth = _Iterate.apply(values, alpha, weights.to(values.dtype), self.steps)
+                smooth = _Iterate.apply(values, alpha, weights.to(values.dtype), offsets, self.steps)
             return smooth
 
 
@@ -150,33 +153,61 @@ class _Iterate(torch.autograd.Function):
     """G_T = (1 - alpha)(1 + alpha A + ... + (alpha A)^(T - 1)) U + (alpha A)^T U, a polynomial in alpha and in A."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, alpha: Tensor, weights: Tensor, steps: int) -> Tensor:
-        ctx.save_for_backward(values, alpha, weights)
+    def forward(ctx: Any, values: Tensor, alpha: Tensor, weights: Tensor, offsets: Tensor, steps: int) -> Tensor:
+        ctx.save_for_backward(values, alpha, weights, offsets)
         ctx.steps = steps
-        return _by_columns(lambda some: _iterate(some, float(alpha), weights, steps), values)
+        found = torch.empty_like(values)
+        for rows, own in _blocks(weights, offsets):
+            smooth = partial(_iterate, alpha=float(alpha), weights=own, steps=steps)
+            _by_columns(smooth, values[rows], found[rows])
+        return found
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (values, alpha, weights), steps, found = ctx.saved_tensors, ctx.steps, gradients[0]
+        (values, alpha, weights, offsets), steps, found = ctx.saved_tensors, ctx.steps, gradients[0]
         rate, of_values, of_alpha = float(alpha), None, None
         if ctx.needs_input_grad[0]:
-            of_values = _by_columns(lambda some: _iterate(some, rate, weights.t(), steps), found)
+            of_values = torch.empty_like(found)
+            for rows, own in _blocks(weights, offsets):
+                smooth = partial(_iterate, alpha=rate, weights=own.t(), steps=steps)
+                _by_columns(smooth, found[rows], of_values[rows])
         if ctx.needs_input_grad[1]:
             # derivatives of the coefficients by alpha: A^t has (1 - alpha) alpha^t for t < T, A^T has alpha^T
             slopes = [t * rate ** max(t - 1, 0) - (t + 1) * rate**t for t in range(steps)]
             slopes.append(steps * rate ** (steps - 1))
             total = torch.zeros((), dtype=torch.float64, device=alpha.device)
-            for some in _columns(values):
-                power = values[:, some].contiguous()
-                for t, slope in enumerate(slopes):
-                    power = weights @ power if t else power
-                    total += slope * (power * found[:, some]).sum(dtype=torch.float64)
+            for rows, own in _blocks(weights, offsets):
+                for some in _columns(values[rows]):
+                    power, wanted = values[rows, some].contiguous(), found[rows, some]
+                    for t, slope in enumerate(slopes):
+                        power = own @ power if t else power
+                        total += slope * (power * wanted).sum(dtype=torch.float64)
             of_alpha = total.to(alpha.dtype)
-        return of_values, of_alpha, None, None
+        return of_values, of_alpha, None, None, None
 
 
-def _iterate(values: Tensor, alpha: float, weights: Tensor, steps: int) -> Tensor:
+def _blocks(weights: Tensor, offsets: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """The rows of each bag, and the part of (total, total) weights, sparse or dense, that lies between them."""
+    bounds = offsets.tolist()
+    if len(bounds) == 2:
+        yield slice(0, bounds[1]), weights
+        return
+    if not weights.is_sparse:
+        for start, end in pairwise(bounds):
+            yield slice(start, end), weights[start:end, start:end]
+        return
+    edges, values = weights.indices(), weights.values()  # sorted by row, so a bag's lie together
+    places = torch.searchsorted(edges[0].contiguous(), offsets).tolist()
+    for (start, end), (first, last) in zip(pairwise(bounds), pairwise(places), strict=True):
+        own, size = edges[:, first:last] - start, (end - start, end - start)
+        yield (
+            slice(start, end),
+            torch.sparse_coo_tensor(own, values[first:last], size, is_coalesced=True, check_invariants=False),
+        )
+
+
+def _iterate(values: Tensor, *, alpha: float, weights: Tensor, steps: int) -> Tensor:
     smooth = values
     for _ in range(steps):
         smooth = torch.addmm(values, weights, smooth, beta=1 - alpha, alpha=alpha)
@@ -184,14 +215,13 @@ def _iterate(values: Tensor, alpha: float, weights: Tensor, steps: int) -> Tenso
 
 
 def _columns(values: Tensor) -> list[slice]:
-    """Columns of (n, w) values that are worked off at once."""
+    """Columns of (n, w) values that are smoothed at once."""
     width = max(1, _SMOOTHED // len(values))
     return [slice(start, start + width) for start in range(0, values.shape[1], width)]
 
 
-def _by_columns(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-    """`function` of some columns at a time, all in one tensor: pieces that stay keep memory from being used again."""
-    found = values.new_empty(values.shape)
+def _by_columns(function: Callable[[Tensor], Tensor], values: Tensor, found: Tensor) -> Tensor:
+    """`function` of some columns at a time, written to `found`: pieces that stay keep memory from being used again."""
     for some in _columns(values):
         found[:, some] = function(values[:, some].contiguous())
     return found
@@ -215,7 +245,9 @@ class _Solve(torch.autograd.Function):
 
 
 def _conjugate_gradients(values: Tensor, gamma: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
-    return _by_columns(lambda some: _conjugate_gradient(some, gamma, weights, offsets), values)
+    return _by_columns(
+        lambda some: _conjugate_gradient(some, gamma, weights, offsets), values, torch.empty_like(values)
+    )
 
 
 def _conjugate_gradient(values: Tensor, gamma: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
