@@ -99,8 +99,8 @@ def _normalise(arguments: Sequence[str], parser: ArgumentParser) -> list[str]:
             equals, value = "=", rest.pop(0)
         if name in switches and not equals and rest[:1] not in (["true"], ["false"]):
             result.append(f"--{name}=true")
-        elif name in lists and not equals:
-            values = [rest.pop(0) for _ in range(_count_values(rest))]
+        elif name in lists and value != "null":
+            values = [value] if equals else [rest.pop(0) for _ in range(_count_values(rest))]
             _extend_list(result, name, _unfolded(values), of_records=_record_of(types[name]) is not None)
         else:
             result.append(f"--{name}{equals}{value}")
@@ -134,7 +134,7 @@ def _count_values(rest: Sequence[str]) -> int:
 def _unfolded(values: list[str]) -> list[str]:
     """`a,b` as two values; a YAML list stays as it is."""
     if len(values) == 1 and not values[0].startswith(("[", "{")):
-        return values[0].split(",")
+        return [value.strip() for value in values[0].split(",")]
     return values
 
 

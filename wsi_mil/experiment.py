@@ -142,7 +142,8 @@ def selection_notes(study: Study, folds: Sequence[Fold], plans: Sequence[Plan]) 
         notes.append(
             f"{method.shown}: in {n} of {len(folds)} folds validation chooses no epoch ({'; '.join(reasons)}), so all "
             f"{spec.epochs} are trained. --train.selection none trains on the validation patients too, for a number of "
-            f"epochs that you fix; a greater --folds.validation gives validation a choice."
+            f"epochs that you fix; more patients, or where they suffice a greater --folds.validation, give validation "
+            f"a choice."
         )
         _LOG.warning("%s", notes[-1])
     return notes

@@ -49,15 +49,15 @@ class MethodSpec:
         return self.label or "+".join([stem, *self.regularisers])
 
     def files_sha256(self) -> dict[str, str]:
-        """The digest of each file of the user's own that makes the method, by the file's name.
+        """The digest of each file of the user's own that makes the method, by the file's path.
 
         Raises ConfigError when one is gone.
         """
-        files = [Path(name) for name in (self.name, *self.regularisers) if name.endswith(".py")]
-        gone = [str(path) for path in files if not path.is_file()]
+        files = [name for name in (self.name, *self.regularisers) if name.endswith(".py")]
+        gone = [name for name in files if not Path(name).is_file()]
         if gone:
             raise ConfigError(f"method {self.shown}: {', '.join(gone)}: no such file.")
-        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+        return {name: hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files}
 
     def as_config(self) -> dict[str, Any]:
         """What stands in config.yaml."""
@@ -161,8 +161,17 @@ def _check_kind(classes_only: bool, task: Task) -> None:
 
 
 def _with_whole_path(spec: MethodSpec) -> MethodSpec:
-    """A user's own file by its whole path, so that the run can be gone on with and predicted from in any folder."""
-    return replace(spec, name=str(Path(spec.name).resolve())) if spec.name.endswith(".py") else spec
+    """A user's own files by their whole paths, so that the run can be gone on with and predicted from in any folder."""
+    return replace(
+        spec,
+        name=_whole(spec.name),
+        regularisers={_whole(name): params for name, params in spec.regularisers.items()},
+        label=spec.shown,
+    )
+
+
+def _whole(name: str) -> str:
+    return str(Path(name).resolve()) if name.endswith(".py") else name
 
 
 def _checked(spec: MethodSpec) -> MethodSpec:

@@ -9,9 +9,11 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, wraps
-from types import NoneType, UnionType
+from numbers import Integral, Real
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from wsi_mil.errors import ConfigError
@@ -69,7 +71,7 @@ def typed(
     """
     allowed = [name for name in inspect.signature(function).parameters if name not in {"self", *without}]
     _refuse_unknown(values, allowed, where=where)
-    hints = get_type_hints(function.__init__ if inspect.isclass(function) else function, include_extras=True)
+    hints = _hints(function.__init__ if inspect.isclass(function) else function)
     return {name: _one(value, hints.get(name, Any), name=name, where=where) for name, value in values.items()}
 
 
@@ -93,17 +95,21 @@ def holds_its_ranges(cls: type) -> None:
 
 
 @cache
-def _hints(init: Callable[..., Any]) -> Mapping[str, Any]:
-    try:
-        return get_type_hints(init, include_extras=True)
-    except NameError:  # a user's own file may name types that are there for type checkers alone
-        return {}
+def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """The declared types; those that exist for type checkers alone, as a user's own file may have, are left out."""
+    names = inspect.unwrap(function).__globals__
+    found: dict[str, Any] = {}
+    for name, declared in function.__annotations__.items():
+        one = SimpleNamespace(__annotations__={name: declared})
+        with suppress(NameError, AttributeError, TypeError):
+            found |= get_type_hints(one, globalns=names, include_extras=True)
+    return found
 
 
 def _in_range(value: Any, wanted: Any) -> bool:
     origin, parts = get_origin(wanted), get_args(wanted)
-    if origin is Annotated and isinstance(value, int | float):
-        return all(value in extra for extra in parts[1:] if isinstance(extra, Range))
+    if origin is Annotated and isinstance(value, Real):
+        return all(float(value) in extra for extra in parts[1:] if isinstance(extra, Range))
     if origin in (Union, UnionType):
         return any(_in_range(value, part) for part in parts if part is not NoneType) or value is None
     if origin is tuple and isinstance(value, tuple | list):
@@ -152,7 +158,9 @@ def _converted(value: Any, wanted: Any) -> Any:
         return origin(_converted(item, parts[0]) for item in value)
     if wanted is float and not isinstance(value, bool):
         return float(value)  # a string too: YAML takes 1e-4 for one
-    if wanted in (bool, int, str, NoneType):
+    if wanted is int:
+        return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else _refuse(value)
+    if wanted in (bool, str, NoneType):
         return value if type(value) is wanted or (value is None and wanted is NoneType) else _refuse(value)
     return value
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from wsi_mil.bags import segment_map, segment_mean, segment_softmax, segment_weighted_sum, split
+from wsi_mil.bags import pack, segment_map, segment_mean, segment_softmax, segment_weighted_sum, split
 from wsi_mil.contracts import LAWS, check_model, law_name
 from wsi_mil.models._base import BagObjective, MILModel, MILOutput
 
@@ -410,3 +410,21 @@ def test_a_broken_method_is_caught_by_its_law(cls, law, words):
 
 def test_every_law_has_a_method_that_breaks_it():
     assert {law_name(law) for law in LAWS} == {law for _, law, _ in CASES}
+
+
+class PositivesFirst(Sound):
+    """Its objective asks about the positive bags before all of them; no label gets into the model."""
+
+    def objective(self, criterion):
+        class Twice(BagObjective):
+            def loss(self, model, batch, target, progress):
+                positive = [bag for bag, label in zip(batch.bags(), target.tolist(), strict=True) if label]
+                if positive:
+                    model(pack(positive), generator=progress.generator)
+                return super().loss(model, batch, target, progress)
+
+        return Twice(criterion)
+
+
+def test_an_objective_may_choose_by_label_which_bags_it_asks_about():
+    assert [result for result in check_model(PositivesFirst) if not result.passed] == []

@@ -1,8 +1,12 @@
+import inspect
+from pathlib import Path
+
 import pytest
 import torch
 
 from wsi_mil.errors import ConfigError
 from wsi_mil.fitting.spec import TrainSpec
+from wsi_mil.lookup import find_regulariser
 from wsi_mil.methods import MethodSpec, build, parse_method, rehearse, resolve_methods
 from wsi_mil.settings import override
 from wsi_mil.tasks import class_task
@@ -114,3 +118,21 @@ def test_training_settings_of_one_method_are_checked():
         override(TrainSpec(), {"epoch": 3}, where="x")
     with pytest.raises(ConfigError, match="epochs"):
         override(TrainSpec(), {"epochs": "many"}, where="x")
+
+
+def test_two_files_of_one_name_are_both_held_to_what_they_were(tmp_path):
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "twin.py").write_text(folder)
+    first, second = (str(tmp_path / folder / "twin.py") for folder in ("x", "y"))
+    digests = MethodSpec(name=first, regularisers={second: {}}).files_sha256()
+    assert set(digests) == {first, second}
+    assert digests[first] != digests[second]
+
+
+def test_own_files_have_their_whole_path_whatever_they_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reg.py").write_text(Path(inspect.getfile(find_regulariser("aem"))).read_text())
+    (spec,) = resolve_methods([MethodSpec(name="abmil", regularisers={"reg.py": {}})])
+    assert list(spec.regularisers) == [str(tmp_path / "reg.py")]
+    assert spec.shown == "abmil+reg.py"

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import numpy as np
 import pytest
 
 from wsi_mil.errors import ConfigError
@@ -84,6 +85,22 @@ def test_the_ends_of_a_range_are_allowed(value, wanted):
 def test_a_method_built_in_python_is_held_to_its_ranges_too(name, settings):
     with pytest.raises(ConfigError, match=rf"{next(iter(settings))} is .*it must be"):
         find_model(name)(in_dim=8, n_outputs=2, **settings)
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert typed(ranged, {"width": np.int64(3), "rate": np.float32(0.5)}, where="x") == {"width": 3, "rate": 0.5}
+    with pytest.raises(ConfigError, match="dropout is"):
+        find_model("abmil")(in_dim=8, n_outputs=2, dropout=np.float32(1.5))
+
+
+def test_types_for_type_checkers_alone_leave_the_others_in_force():
+    with pytest.raises(ConfigError, match=r"rate is 1\.5"):
+        typed(ranged, {"rate": 1.5}, where="x")
+    assert typed(ranged, {"other": 1}, where="x") == {"other": 1}
+
+
+def ranged(rate: Rate = 0.0, width: Count = 1, other: "Unknown" = 0):  # noqa: F821
+    return rate, width, other
 
 
 def test_a_plug_in_built_in_python_is_held_to_its_ranges_too():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tiling.atomic import write_bytes
-from wsi_mil.errors import RunError
+from wsi_mil.errors import ConfigError, RunError
 from wsi_mil.methods import MethodSpec, build
 from wsi_mil.models._base import MILModel
 from wsi_mil.tasks import Task
@@ -68,7 +68,11 @@ def load_model(path: Path, device: torch.device) -> tuple[MILModel, Task]:
 
 
 def _check_own_files(path: Path, method: MethodSpec, trained_with: dict[str, str]) -> None:
-    changed = [name for name, digest in method.files_sha256().items() if trained_with.get(name, digest) != digest]
+    try:
+        now = method.files_sha256()
+    except ConfigError as error:
+        raise RunError(f"{path}: {error} Put it back where it was, or train again.") from error
+    changed = [name for name, digest in now.items() if trained_with.get(name, digest) != digest]
     if changed:
         raise RunError(
             f"{path} was trained with another {', '.join(changed)} than the one there is now. Put the file back as it "

@@ -134,7 +134,7 @@ class Smoothing(nn.Module):
         return self.gamma / (1 + self.gamma)
 
     def forward(self, values: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
-        """values: (total, w).  weights: (total, total) normalised adjacency, sparse or dense. Returns (total, w).
+        """values: (total, w).  weights: (total, total) normalised adjacency, coalesced or dense. Returns (total, w).
 
         Neither bags nor columns meet: bags are smoothed one after the other, which keeps a short one in the processor's
         cache, and long ones some columns at a time. No step of them is kept.
