@@ -84,6 +84,19 @@ def test_list_options_take_several_values_and_may_be_repeated() -> None:
     assert parsed("in", "--methods", "e,f", "--out", "o")["methods"] == ["e", "f"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--methods=abmil", "--methods=acmil"),
+        ("--methods=[abmil]", "--methods=[acmil]"),
+        ("--methods=abmil,acmil",),
+        ("--methods", "abmil, acmil"),
+    ],
+)
+def test_every_spelling_of_a_list_gives_the_same(words: tuple[str, ...]) -> None:
+    assert crossval(*words)["methods"] == ["abmil", "acmil"]
+
+
 def test_tuples_inside_groups_take_several_values_too() -> None:
     assert parsed("in", "--out", "o", "--allow", "mpp", "tile_px", "--deep")["tiles"] == Spec(allow=("mpp", "tile_px"))
 

@@ -15,7 +15,7 @@ from jsonargparse import ArgumentParser
 from wsi_mil import experiment
 from wsi_mil.cohort import CohortSpec
 from wsi_mil.errors import CohortError, ConfigError, RunError, StoreError
-from wsi_mil.fitting.checkpoints import load_model
+from wsi_mil.fitting.checkpoints import load_model, load_state, save_state
 from wsi_mil.fitting.spec import TrainSpec
 from wsi_mil.methods import MethodSpec
 from wsi_mil.report.evaluate import evaluate
@@ -200,6 +200,17 @@ def test_a_model_that_fails_is_listed_and_the_others_go_on(study, tmp_path):
     method.unlink()
     with pytest.raises(RunError, match=r"no such file.*Put it back"):
         load_model(checkpoint, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("setting", "value"), [("dropout", 1.0), ("nix", 3)])
+def test_a_stored_model_with_a_setting_that_does_not_hold_any_more_is_named(finished, tmp_path, setting, value):
+    run = finished[1]
+    state = load_state(run.checkpoint_path("abmil", run.keys("abmil")[0]))
+    header = json.loads(state["header"])
+    header["method"]["params"][setting] = value
+    save_state(tmp_path / "old.ckpt", state | {"header": json.dumps(header)})
+    with pytest.raises(RunError, match=rf"old\.ckpt: method abmil cannot be built any more .*{setting}"):
+        load_model(tmp_path / "old.ckpt", torch.device("cpu"))
 
 
 def test_a_method_that_needs_more_tiles_than_a_bag_has_is_refused(study, tmp_path):

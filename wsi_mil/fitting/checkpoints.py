@@ -59,7 +59,10 @@ def load_model(path: Path, device: torch.device) -> tuple[MILModel, Task]:
     """
     state, header, method, task = _opened(path)
     _check_own_files(path, method, header.get("files_sha256", {}))
-    model, _ = build(method, in_dim=header["in_dim"], task=task, seed=0)
+    try:
+        model, _ = build(method, in_dim=header["in_dim"], task=task, seed=0)
+    except (ConfigError, TypeError) as error:  # a setting that is gone, or out of its range by now
+        raise RunError(f"{path}: method {method.shown} cannot be built any more ({error}). Train it again.") from error
     try:
         model.load_state_dict(state["weights"])
     except RuntimeError as error:
